@@ -166,7 +166,7 @@ def test_a_bad_device_is_named_with_its_file(folder, tmp_path, field, value):
     fingerprint = {**data.H200.to_json(), field: value}
     (folder / "device.json").write_text(canonical_json({"schema": 3, "fingerprint": fingerprint, "aliases": []}))
     with pytest.raises(TableError, match=f"device.json: not a device: .*{field}"):
-        sample_format.read_device(folder / "device.json")
+        sample_format.read_folder(folder)
     assert differences.verify(folder)
     run = {**data.run().to_json(), "device": fingerprint}
     (folder / "runs.json").write_text(canonical_json({"schema": 3, "runs": [run]}))

@@ -146,7 +146,7 @@ def test_a_store_and_a_folder_merge_and_files_are_named_after_op_and_device(tmp_
         "nvidia_h200/scaled_mm.jsonl",
     ]
     assert result.num_samples == 4 and result.problems == []
-    record = sample_format.read_device(tmp_path / "out" / "nvidia_h200" / "device.json")
+    record = sample_format.read_folder(tmp_path / "out" / "nvidia_h200")[0]
     assert record == DeviceRecord(fingerprint=data.H200, aliases=("H200",))
     assert texts(tmp_path) == texts(store.path), "a folder with a store in it is that store"
 
@@ -165,7 +165,7 @@ def test_devices_of_the_same_hardware_share_a_folder_and_their_names(tmp_path):
     a = write_folder(tmp_path / "a", [data.sample()], aliases=("H200",))
     b = write_folder(tmp_path / "b", [data.sample(run="b")], [data.run("b", device=grid)], grid, ("h200",))
     (folder,) = merge.merge([a, b], tmp_path / "out").folders
-    record = sample_format.read_device(folder / "device.json")
+    record = sample_format.read_folder(folder)[0]
     assert set(record.names) == {"GRID H200", "NVIDIA H200", "H200", "h200"}
     assert record.fingerprint.power_limit_w == 700
 
@@ -175,7 +175,7 @@ def test_power_limits_that_differ_get_folders_of_their_own(tmp_path):
     a = write_folder(tmp_path / "a", [data.sample()])
     b = write_folder(tmp_path / "b", [data.sample(run="b")], [data.run("b", device=less)], less)
     folders = merge.merge([a, b], tmp_path / "out").folders
-    limits = {sample_format.read_device(path / "device.json").fingerprint.power_limit_w for path in folders}
+    limits = {sample_format.read_folder(path)[0].fingerprint.power_limit_w for path in folders}
     assert limits == {600, 700} and len(folders) == 2
 
 

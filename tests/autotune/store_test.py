@@ -247,7 +247,7 @@ def test_a_store_of_stoneware_0_1_is_read_and_rewritten_by_the_next_add(path, ha
     assert "an older Stoneware wrote it" in problem and "damaged" not in problem
     Store(path).add(RUN, [data.sample(m=2)])
     assert read(path) == texts([*samples, data.sample(m=2)]) and Store(path).problems() == []
-    assert Path(f"{path}.layout-2-1").read_bytes() == before
+    assert Path(f"{path}.damaged-1").read_bytes() == before
 
 
 def test_a_row_of_stoneware_0_1_that_was_edited_is_skipped(path):
@@ -321,7 +321,7 @@ def test_a_damaged_file_is_read_then_kept_aside_and_renewed_by_the_next_add(path
     own = Store(path)
     assert texts(sample for _, sample in own.samples()) == whole
     assert path.read_bytes() == bad, "reading changed the file"
-    assert any("damaged" in problem and str(path) in problem for problem in own.problems())
+    assert any("must be written anew" in problem and str(path) in problem for problem in own.problems())
     own.add(RUN, [data.sample(m=2)])
     assert read(path) == sorted(whole + texts([data.sample(m=2)]))
     assert own.problems() == []

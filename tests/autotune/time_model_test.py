@@ -156,11 +156,11 @@ def test_table_gives_the_models_and_corrections_back(baked):
     for m in (16, 512):
         sizes = (4096, 4096, m)
         read = block.corrections(sizes)
-        for (at, *read_factors), (tile, *factors) in zip(
+        for (at, is_stale, *read_factors), (tile, *stale, ratio, fullness) in zip(
             read.corrections, corrections_of(block.entry(sizes), fitted), strict=True
         ):
-            assert read.candidates[at] == (tile, fitted[tile])
-            assert read_factors == pytest.approx(factors, rel=1e-3), "half precision"
+            assert (*read.candidates[at], is_stale) == (tile, fitted[tile], *stale)
+            assert read_factors == pytest.approx([ratio, fullness], rel=1e-3), "half precision"
 
 
 def test_corrections_leave_out_what_was_slow():

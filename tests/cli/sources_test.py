@@ -191,6 +191,6 @@ def test_samples_written_by_merge_are_found_by_bake_and_verify(tmp_path, package
     folder = small.write_folder(tmp_path / "x1", [sample(SMALL, 1.0)], device=UNKNOWN_GPU)
     as_json(capsys, "merge", folder, "--out", tmp_path / "all")
     [written] = (tmp_path / "all").iterdir()
-    assert sample_format.read_device(written / "device.json").fingerprint == UNKNOWN_GPU
+    assert sample_format.read_folder(written)[0].fingerprint == UNKNOWN_GPU
     assert as_json(capsys, "verify", written)[0] == exit_codes.OK
     assert as_json(capsys, "bake", "--op", "scaled_mm", "--out", tmp_path / "t.table", written)[0] == exit_codes.OK

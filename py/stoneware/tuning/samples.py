@@ -417,17 +417,6 @@ def write_runs(path: Path, runs: Iterable[Run]) -> None:
     _write_document(path, {"runs": [run.to_json() for run in ordered]})
 
 
-def read_device(path: Path) -> DeviceRecord:
-    """Reads device.json.
-
-    Raises:
-      TableError: naming the file, if it is damaged.
-    """
-    with _skipping(None, path, "a device"):
-        record = DeviceRecord.from_json(_read_document(path))
-    return record
-
-
 def read_folder(
     folder: Path, pattern: str = "*.jsonl", problems: list[str] | None = None
 ) -> tuple[DeviceRecord, list[tuple[str, Run, Sample]]] | None:

@@ -168,8 +168,7 @@ class Store:
             draft = os.path.join(folder, FILE_NAME)
             with _writing(draft) as connection:
                 _store(connection, reading.rows)
-            what = "layout-2" if reading.is_of_layout_2 else "damaged"
-            names = (f"{database}.{what}-{number}" for number in itertools.count(1))
+            names = (f"{database}.damaged-{number}" for number in itertools.count(1))
             aside = next(name for name in names if not os.path.lexists(name))
             os.link(database, aside)
             for end in store_file.BESIDE:  # otherwise SQLite would take them for those of the new one

@@ -92,11 +92,7 @@ class Refused(Exception):
 
 
 class Damaged(Exception):
-    """The database is ours, but not as it was written."""
-
-
-class OfLayout2(Damaged):
-    """The database is of Stoneware 0.1."""
+    """The database is ours, but not as this version writes it."""
 
 
 @dataclass
@@ -107,14 +103,12 @@ class Reading:
       rows: in the order of their numbers.
       problems: what was skipped or is wrong, each with its place.
       damage: why the database must be written anew; empty if it need not be.
-      is_of_layout_2: whether the reason is its age; the rows are then as this version would have stored them.
       refusal: why this version must not write to it; empty if it may.
     """
 
     rows: list[Row] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     damage: str = ""
-    is_of_layout_2: bool = False
     refusal: str = ""
 
 
@@ -143,10 +137,9 @@ def read(path: Path, *, has_turn: bool = False) -> Reading:
         reading.problems.append(f"{path}: {reading.refusal}")
     if reading.damage:
         reading.damage = printable(reading.damage)  # it may name what somebody planted
-        what = "" if reading.is_of_layout_2 else "damaged: "
         reading.problems.append(
-            f"{path}: {what}{reading.damage}; {len(reading.rows)} rows were read "
-            "nevertheless; the next measurement keeps it aside and writes them to a new one"
+            f"{path}: must be written anew: {reading.damage}; {len(reading.rows)} rows were read; "
+            "the next measurement keeps it aside and writes them to a new one"
         )
     return reading
 
@@ -155,16 +148,16 @@ def decoded(path: Path, reading: Reading, op: str | None) -> tuple[list[tuple[Ru
     """The samples of `op`, or all, sorted, each with its run; and every problem."""
     problems = list(dict.fromkeys(reading.problems))
     rows = [row for row in reading.rows if op is None or row.name == op or not row.line.startswith(b'{"key":')]
-    found = decode(path, ((row.number, row.line) for row in rows), problems, before_number=": row ")
+    content = decode(path, ((row.number, row.line) for row in rows), problems, before_number=": row ")
     # The last one counts where a sample was stored again.
-    latest = {sample.identity: (number, sample) for number, sample in found.samples}
+    latest = {sample.identity: (number, sample) for number, sample in content.samples}
     pairs = []
     lacking: dict[str, list[int]] = {}
     for _, (number, sample) in sorted(latest.items()):
         if op is not None and sample.op != op:
             continue
-        if sample.run in found.runs:
-            pairs.append((found.runs[sample.run], sample))
+        if sample.run in content.runs:
+            pairs.append((content.runs[sample.run], sample))
         else:
             lacking.setdefault(sample.run, []).append(number)
     for run, numbers in lacking.items():
@@ -265,18 +258,18 @@ def has_table(connection: sqlite3.Connection) -> bool:
       Damaged: it is ours, but not as it was written.
     """
     layout = connection.execute("PRAGMA user_version").fetchone()[0]
-    found = _schema(connection)
-    if layout == LAYOUT and found == _OURS:
+    schema = set(connection.execute("SELECT name, sql FROM sqlite_master"))
+    if layout == LAYOUT and schema == _OURS:
         return True
-    names = ", ".join(sorted({printable(name.decode("utf-8", "replace")) for name, _ in found}))
+    names = ", ".join(sorted({printable(name.decode("utf-8", "replace")) for name, _ in schema}))
     if layout > LAYOUT:
         raise Refused(f"layout {layout} is of a newer stoneware, this one knows {LAYOUT}")
-    if layout == 0 and not found:
+    if layout == 0 and not schema:
         return False
-    if layout == 0 and not any(name in (b"lines", b"records") for name, _ in found):
+    if layout == 0 and not any(name in (b"lines", b"records") for name, _ in schema):
         raise Refused(f"it is a database of something else, with {names}")
-    if layout == 2 and found == _OF_LAYOUT_2:
-        raise OfLayout2("an older Stoneware wrote it")
+    if layout == 2 and schema == _OF_LAYOUT_2:
+        raise Damaged("an older Stoneware wrote it")
     raise Damaged(f"layout {layout} with {names or 'no table'} is not what stoneware writes")
 
 
@@ -395,7 +388,7 @@ def _select(path: Path, database: str, mode: str, reading: Reading) -> None:
         except Refused as error:
             reading.refusal = str(error)
         except Damaged as error:
-            reading.damage, reading.is_of_layout_2 = str(error), isinstance(error, OfLayout2)
+            reading.damage = str(error)
         # A view has no page. It could be endless.
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE rootpage > 0")}
         if b"lines" in tables:
@@ -406,9 +399,9 @@ def _select(path: Path, database: str, mode: str, reading: Reading) -> None:
                     reading.problems.append(f"{path}: row {cells[0]}: skipped: {error}")
         elif b"records" in tables:
             reading.rows = _rows_of_layout_2(path, connection, reading)
-        found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if found != b"ok":
-            reading.damage = found.decode("utf-8", "replace")
+        verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if verdict != b"ok":
+            reading.damage = verdict.decode("utf-8", "replace")
 
 
 def _cells(connection: sqlite3.Connection, columns: str, key: str, reading: Reading) -> Iterator[tuple[Any, ...]]:
@@ -433,16 +426,12 @@ def _cells(connection: sqlite3.Connection, columns: str, key: str, reading: Read
                     yield from connection.execute(f"{select} WHERE {key} = ?", (number,))
 
 
-def _schema(connection: sqlite3.Connection) -> set[tuple[bytes, bytes | None]]:
-    return set(connection.execute("SELECT name, sql FROM sqlite_master"))
-
-
-def _row(number: int, name: object, found: object, line: object) -> Row:
+def _row(number: int, name: object, proof: object, line: object) -> Row:
     """The row with these cells (text comes as bytes); ValueError if it was changed."""
     if not isinstance(name, bytes) or not isinstance(line, bytes):
         raise ValueError(f"name and line must be text, found {name!r:.40} and {line!r:.40}")
     row = Row(number, name.decode("ascii", "replace"), line)
-    if digest(row.name, line).encode() != found:
+    if digest(row.name, line).encode() != proof:
         raise ValueError(f"its digest does not match, it was edited or damaged: {line[:80]!r}")
     return row
 
