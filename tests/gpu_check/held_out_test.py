@@ -23,7 +23,7 @@ from stoneware.specs import scaled_mm as spec
 from stoneware.specs import spec_of
 from stoneware.specs.scaled_mm_problem import Problem
 from stoneware.tuning import policy
-from stoneware.tuning.lookup import Decision, Grade, Step
+from stoneware.tuning.lookup import Decision, Grade
 from stoneware.tuning.samples import Run, Sample, lines_of
 from stoneware.tuning.table_entry import Choice
 from tools.gpu_check import document, held_out, held_out_figures, held_out_problems, weight_walk
@@ -57,7 +57,7 @@ def sample(problem, config, us, run="r", digest="", status="ok") -> Sample:
 
 
 def decision(problem) -> Decision:
-    return Decision(config=CHOICE, step=Step.NEAREST_SHAPE, grade=Grade.NEAREST_SHAPE, reason="")
+    return Decision(config=CHOICE, step=Grade.NEAREST_SHAPE, grade=Grade.NEAREST_SHAPE, reason="")
 
 
 def row(problem, **times_us):

@@ -13,7 +13,7 @@ from stoneware.kernels.config import Config
 from stoneware.kernels.manifest import KernelRecord, Manifest
 from stoneware.runtime.device import Device, DeviceFingerprint
 from stoneware.specs.scaled_mm_problem import Problem
-from stoneware.tuning.lookup import Decision, Grade, Refusal, Step
+from stoneware.tuning.lookup import Decision, Grade, Refusal
 from stoneware.tuning.table_entry import Choice
 
 H200 = DeviceFingerprint(
@@ -75,13 +75,13 @@ def test_text_fits_a_terminal_and_marks_the_chosen_kernel():
             device=Device(fingerprint=H200),
             decision=Decision(
                 config=chosen.config,
-                step=Step.EXACT,
+                step=Grade.EXACT,
                 source="wheel",
                 grade=Grade.EXACT,
                 reason="first in canonical order, within 3% of the fastest, " * 3,
                 chosen=chosen,
                 runners_up=(choice("slow", 9.9), choice("triton", 123456.0)),
-                refusals=(Refusal(what=f"sm90:{LONG_ID}", step=Step.EXACT, reason="it is too long"),),
+                refusals=(Refusal(what=f"sm90:{LONG_ID}", step=Grade.EXACT, reason="it is too long"),),
                 run={
                     "date": "2026-11-23T05:55:41+00:00",
                     "driver": "580.1",

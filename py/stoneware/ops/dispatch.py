@@ -20,7 +20,7 @@ from stoneware.runtime.device import Device
 from stoneware.specs.op_spec import OpSpec
 from stoneware.tuning import lookup, sources
 from stoneware.tuning import policy as tuning
-from stoneware.tuning.lookup import Answer, Decision, Refusal, Step
+from stoneware.tuning.lookup import Answer, Decision, Grade, Refusal
 
 _LOG = logging.getLogger("stoneware")
 
@@ -108,15 +108,15 @@ class Operation:
                 return self._why_not_invariant(config, problem, device, checks_vendor)
             return reason
 
-        def others() -> Iterator[tuple[Step, str, Sequence[Config]]]:
+        def others() -> Iterator[tuple[Grade, str, Sequence[Config]]]:
             if config is not None:
-                yield Step.ARGUMENT, "the caller gave it", [config]
+                yield Grade.ARGUMENT, "the caller gave it", [config]
                 return
             if has_kernels:
                 preferred = self.preferred(key, device.compute_capability, manifest.packaged())
-                yield Step.HEURISTIC, self.spec.preferred_reason, preferred
+                yield Grade.HEURISTIC, self.spec.preferred_reason, preferred
             first = "no measurement and no heuristic applies; the first that can run here"
-            yield Step.DEFAULT, first, backends.configs()
+            yield Grade.DEFAULT, first, backends.configs()
 
         def decided(refusal: Callable[[Config], str | None]) -> Decision:
             return lookup.decide(

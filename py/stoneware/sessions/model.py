@@ -266,7 +266,7 @@ def gain(measured: Sequence[Product], store: Store, device: DeviceFingerprint) -
         wheel = table_file.packaged(op)
         for key in dict.fromkeys(problem.key for problem in measured if problem.key.op == op):
             found = lookup.find(key, device, own)
-            if found is None or found.step is not lookup.Step.EXACT:
+            if found is None or found.step is not lookup.Grade.EXACT:
                 continue
             num_problems += 1
             chosen, times = found.choice, {choice.config: choice.median_us for choice in found.entry.choices}

@@ -49,21 +49,9 @@ if TYPE_CHECKING:
     from stoneware.tuning.time_model import Estimate
 
 
-class Step(enum.StrEnum):
-    """What may answer, in the order of the look-up."""
-
-    __repr__ = str.__repr__
-
-    ARGUMENT = "argument"
-    EXACT = "exact"
-    NEAREST_M = "nearest m"
-    NEAREST_SHAPE = "nearest shape"
-    HEURISTIC = "heuristic"
-    DEFAULT = "default"
-
-
 class Grade(enum.StrEnum):
-    """How far a decision can be trusted, best first; if several apply, the worst is reported."""
+    """How far a decision can be trusted, best first: the step of the look-up that answered, or the worst that applies
+    to its answer, `STALE` or `OTHER_DEVICE`."""
 
     __repr__ = str.__repr__
 
@@ -93,7 +81,7 @@ class Answer:
     """
 
     entry: Entry
-    step: Step
+    step: Grade
     place: Place
     key: AnyKey
     num_modelled_from: int = 0
@@ -130,7 +118,7 @@ class Answer:
         """The grade of one of the candidates: the worst that applies."""
         if self.place.is_other_device:
             return Grade.OTHER_DEVICE
-        return Grade.STALE if choice.is_stale else Grade(self.step)
+        return Grade.STALE if choice.is_stale else self.step
 
     @property
     def is_exact(self) -> bool:
@@ -228,7 +216,7 @@ class _Search:
 
         return candidate.configs(self._key, self._kernels or manifest.packaged(), excludes_split_k=excludes_split_k)
 
-    def _at(self, step: Step, place: Place, sizes: tuple[int, ...]) -> Iterator[Answer]:
+    def _at(self, step: Grade, place: Place, sizes: tuple[int, ...]) -> Iterator[Answer]:
         """The entry of a place with the configs for the key, if there are any."""
         key, entry = self._key, place.block.entry(sizes, self._kernel_sha256)
         if entry.key.dtypes != key.dtypes:
@@ -260,7 +248,7 @@ class _Search:
                 and kind.scales == self._key.scales
                 and (kind.dtypes == self._key.dtypes or self._configs().were_raced(kind))
             ):
-                for answer in self._at(Step.EXACT, place, self._key.sizes):
+                for answer in self._at(Grade.EXACT, place, self._key.sizes):
                     if answer.choice.is_stale and answer.source != OVERLAY:
                         stale.append(answer)
                     else:
@@ -276,7 +264,7 @@ class _Search:
         if isinstance(key, Key):
             yield from self._modelled(key, places)
         own = nearest.with_scales(key, places)
-        for step, nearest_of in ((Step.NEAREST_M, nearest.nearest_m), (Step.NEAREST_SHAPE, nearest.nearest_shape)):
+        for step, nearest_of in ((Grade.NEAREST_M, nearest.nearest_m), (Grade.NEAREST_SHAPE, nearest.nearest_shape)):
             best = nearest_of(key, own)
             if best is not None:
                 yield from self._at(step, *best)
@@ -306,7 +294,7 @@ class _Search:
         if choices:
             yield Answer(
                 entry=Entry(key=key, choices=choices, rule=f"the least expected time of {len(estimates)} as modelled"),
-                step=Step.NEAREST_M if sizes[:-1] == key.sizes[:-1] else Step.NEAREST_SHAPE,
+                step=Grade.NEAREST_M if sizes[:-1] == key.sizes[:-1] else Grade.NEAREST_SHAPE,
                 place=place,
                 key=key,
                 num_modelled_from=len(both),
@@ -338,12 +326,12 @@ class Refusal:
 
     Attributes:
       what: the config, or the backend's name.
-      step: a Step; empty for a backend, which is refused in every step.
+      step: of the look-up; empty for a backend, which is refused in every step.
       reason: a sentence.
     """
 
     what: str
-    step: Step | str = ""
+    step: Grade | str = ""
     reason: str
 
     def __str__(self) -> str:
@@ -366,7 +354,7 @@ class Decision:
     """
 
     config: Config
-    step: Step
+    step: Grade
     grade: Grade
     reason: str
     source: str = ""
@@ -386,7 +374,7 @@ def decide(
     device: Device,
     *,
     answers: Iterable[Answer],
-    others: Iterable[tuple[Step, str, Sequence[Config]]],
+    others: Iterable[tuple[Grade, str, Sequence[Config]]],
     refusal: Callable[[Config], str | None],
     refused_backends: Callable[[], Sequence[Refusal]],
     backend: str | None = None,
@@ -409,7 +397,7 @@ def decide(
     """
     refusals: list[Refusal] = []
 
-    def accepts(config: AnyConfig, step: Step) -> bool:
+    def accepts(config: AnyConfig, step: Grade) -> bool:
         reason = refusal(config)
         if reason is not None:
             item = Refusal(what=str(config), step=step, reason=reason)
@@ -427,12 +415,12 @@ def decide(
     for step, reason, configs in others:
         for config in configs:
             if accepts(config, step):
-                return Decision(config=config, step=step, grade=Grade(step), reason=reason, refusals=all_refusals())
+                return Decision(config=config, step=step, grade=step, reason=reason, refusals=all_refusals())
     raise _nothing_runs(key, device, backend, all_refusals())
 
 
 def _nothing_runs(key: Key, device: Device, backend: str | None, refusals: Sequence[Refusal]) -> UnsupportedError:
-    if refusals and (last := refusals[-1]).step == Step.ARGUMENT:
+    if refusals and (last := refusals[-1]).step == Grade.ARGUMENT:
         return UnsupportedError(
             f"config={last.what} cannot run {key.op} {key.shape} on {device}: "
             f"{last.reason}; leave config out to let the table choose"
@@ -465,7 +453,7 @@ def _from_entry(answer: Answer, chosen: Choice, refusals: tuple[Refusal, ...]) -
         ]
     else:
         notes = [f"{chosen.median_us:.2f} us on {name}, run {chosen.run}"]
-        if answer.step is not Step.EXACT:
+        if answer.step is not Grade.EXACT:
             notes.append(f"measured at {measured.shape}")
     notes.append(entry.rule if chosen is entry.choices[0] else "the choices before it were refused")
     if isinstance(key, Key) and isinstance(measured, Key) and measured.dtypes != key.dtypes:
