@@ -117,7 +117,10 @@ def bake_samples(
 
 
 def entries(
-    samples: Iterable[tuple[Run, Sample]], manifest: Manifest | None, compute_capability: tuple[int, int]
+    samples: Iterable[tuple[Run, Sample]],
+    manifest: Manifest | None,
+    compute_capability: tuple[int, int],
+    older: Iterable[Entry] = (),
 ) -> list[Entry]:
     """The entries of one device, from samples that all belong there.
 
@@ -126,6 +129,7 @@ def entries(
       manifest: the kernels as they are now. None for a decorated kernel, and where they are not known;
         then no heuristic settles a tie.
       compute_capability: of the device.
+      older: entries whose choices count where no sample replaces them.
 
     Returns:
       The entries; of several with one key, that of the newest source first.
@@ -135,17 +139,26 @@ def entries(
         lambda run, sample: (sample.key, _source(sample), sample.config),
         lambda sample: is_current(sample, manifest),
     )
+    choices_before = {
+        (entry.key, entry.kernel_sha256, choice.config): choice for entry in older for choice in entry.choices
+    }
     measured: dict[tuple[AnyKey, str], list[Choice]] = {}
-    for sample in newest.values():
+    for place, sample in newest.items():
+        is_stale = not is_current(sample, manifest)
+        if place in choices_before and is_stale and not choices_before[place].is_stale:
+            continue
+        choices_before.pop(place, None)
         if sample.status == "ok":
             choice = Choice(
                 config=sample.config,
                 median_us=float(f"{sample.median_us:.4g}"),
                 spread_us=float(f"{sample.spread_us:.2g}"),
                 run=sample.run,
-                is_stale=not is_current(sample, manifest),
+                is_stale=is_stale,
             )
-            measured.setdefault((sample.key, _source(sample)), []).append(choice)
+            measured.setdefault(place[:2], []).append(choice)
+    for (key, source, _), choice in choices_before.items():
+        measured.setdefault((key, source), []).append(choice)
     made = []
     for (key, source), choices in measured.items():
         ordered, rule = choose(choices, _preferred(key, manifest, compute_capability))

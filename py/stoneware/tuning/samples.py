@@ -28,7 +28,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from stoneware.errors import TableError, quoted
 from stoneware.kernels.config import AnyConfig, Config, KernelConfig
@@ -63,6 +63,8 @@ _IN_A_LIST = (
 REMEDY = "restore the file from version control, or measure again with `stoneware tune`"
 
 _REMEDY_OF_SCHEMA = "if an older Stoneware wrote the folder, write it anew with `stoneware merge STORE --out FOLDER`"
+
+Place = TypeVar("Place", bound=Hashable)
 
 _Candidate = tuple[AnyConfig, str]
 """A config, and the digest of its kernel."""
@@ -225,9 +227,9 @@ class DeviceRecord:
 
 def newest(
     taken: Iterable[tuple[Run, Sample]],
-    place: Callable[[Run, Sample], Hashable],
+    place: Callable[[Run, Sample], Place],
     is_preferred: Callable[[Sample], bool] = lambda sample: True,
-) -> dict[Hashable, Sample]:
+) -> dict[Place, Sample]:
     """The newest sample of each place, by the date and id of its run; the order does not matter.
 
     Args:
@@ -238,15 +240,15 @@ def newest(
     Returns:
       place -> sample; preferred ones first, and then newer ones.
     """
-    found: dict[Hashable, tuple[tuple[bool, str, str], Sample]] = {}
+    best: dict[Place, tuple[tuple[bool, str, str], tuple[Any, ...], Sample]] = {}
     for run, sample in taken:
-        at, age = place(run, sample), (is_preferred(sample), run.date, run.id)
-        known = found.get(at)
         # By figures if one run has two: their order must not be by chance.
-        if known is None or known[0] < age or (known[0] == age and known[1].figures < sample.figures):
-            found[at] = age, sample
-    ordered = sorted(found.items(), key=lambda item: item[1][0], reverse=True)
-    return {at: sample for at, (_, sample) in ordered}
+        rank = (is_preferred(sample), run.date, run.id), sample.figures
+        at = place(run, sample)
+        if at not in best or best[at][:2] < rank:
+            best[at] = *rank, sample
+    ordered = sorted(best.items(), key=lambda item: item[1][0], reverse=True)
+    return {at: sample for at, (*_, sample) in ordered}
 
 
 def read_samples(path: Path, problems: list[str] | None = None) -> list[tuple[int, Sample]]:

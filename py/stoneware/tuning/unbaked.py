@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stoneware.kernels import manifest
 from stoneware.kernels.config import AnyConfig
@@ -22,12 +21,12 @@ from stoneware.runtime.canonical import canonical_json
 from stoneware.runtime.device import DeviceFingerprint, by_hardware
 from stoneware.runtime.fast_dataclass import dataclass
 from stoneware.tuning import entries
-from stoneware.tuning.samples import Run, Sample, decode
+from stoneware.tuning.samples import Run, decode
 from stoneware.tuning.table import Block, DeviceTable, Sizes, Table
 from stoneware.tuning.table_entry import Entry
 
 if TYPE_CHECKING:
-    from stoneware.kernels.manifest import Manifest
+    pass
 
 
 class Unbaked:
@@ -86,12 +85,17 @@ class Unbaked:
             return []
         decoded = decode(Path(), enumerate(lines), [], candidates=self._candidates)
         latest = {sample.identity: sample for _, sample in decoded.samples}
-        taken = [(self._runs[sample.run], sample) for sample in latest.values()]
         kernels = None if is_kernel(self.op) else manifest.packaged()
-        if self.baked is not None:
-            taken += samples_of_entries(self.baked, _variants(self.baked, key, device), kernels)
-        known = [(run, sample) for run, sample in taken if entries.is_known(sample.config, kernels)]
-        return entries.entries(known, kernels, device.compute_capability)
+        samples = [sample for sample in latest.values() if entries.is_known(sample.config, kernels)]
+        taken = [(self._runs[sample.run], sample) for sample in samples]
+        return entries.entries(taken, kernels, device.compute_capability, self._baked_at(key, device))
+
+    def _baked_at(self, key: AnyKey, device: DeviceFingerprint) -> Sequence[Entry]:
+        for _, baked in self.baked.near(device)[0] if self.baked is not None else ():
+            block = baked.block(key.kind)
+            if block is not None and key.sizes in block:
+                return block.variants(key.sizes)
+        return ()
 
     def _table(self) -> Table:
         runs = {run.id: run.in_table for run in self._runs.values()}
@@ -109,39 +113,6 @@ class Unbaked:
             runs=runs if self.baked is None else {**self.baked.runs, **runs},
             digest=lambda: hashlib.sha256(b"\n".join(sorted({*self._lines}))).hexdigest(),
         )
-
-
-def _variants(table: Table, key: AnyKey, device: DeviceFingerprint) -> Iterable[Entry]:
-    for _, one in table.near(device)[0]:
-        block = one.block(key.kind)
-        if block is not None and key.sizes in block:
-            return block.variants(key.sizes)
-    return ()
-
-
-def samples_of_entries(
-    table: Table, of_table: Iterable[Entry], kernels: Manifest | None
-) -> Iterator[tuple[Run, Sample]]:
-    """The samples that a bake would make entries of a table of."""
-    for entry in of_table:
-        for choice in entry.choices:
-            kernel = entries.kernel_of(choice.config, kernels)
-            sha256 = entry.kernel_sha256 if kernel is None else kernel.measured_sha256
-            # All that a bake needs of the run.
-            run: Any = SimpleNamespace(id=choice.run, date=table.runs[choice.run]["date"])
-            yield (
-                run,
-                Sample(
-                    key=entry.key,
-                    config=choice.config,
-                    median_us=choice.median_us,
-                    spread_us=choice.spread_us,
-                    count=1,
-                    status="ok",
-                    run=choice.run,
-                    kernel_sha256="0" * 64 if choice.is_stale else sha256,
-                ),
-            )
 
 
 @dataclass(frozen=True, eq=False)
