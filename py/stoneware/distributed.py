@@ -93,9 +93,9 @@ def assert_same_tuning(group: torch.distributed.ProcessGroup | None = None) -> s
 def description() -> dict[str, str]:
     """What this process decides by: name -> version, digest or value; "none" if it has none."""
     overlay = policy.current_overlay()
-    of_packages, stored, in_memory = {}, {}, {}
+    packages, stored, in_memory = {}, {}, {}
     if not policy.wheel_only():
-        of_packages = sources.package_digests()
+        packages = sources.package_digests()
         if (store := sources.existing_store()) is not None:
             stored = {op: _digest_of(store_table.tables(store.path, op)) for op in store.ops()}
         ops = {sample.op for _, sample in policy.memory()}
@@ -103,11 +103,11 @@ def description() -> dict[str, str]:
     return {
         "stoneware": __version__,
         "kernels": _digest({kernel.id: kernel.sha256 for kernel in manifest.packaged().kernels.values()}),
-        **{f"table of {op}": one.digest for op in OPS if (one := table_file.packaged(op))},
-        "tables of packages": _digest(of_packages),
+        **{f"table of {op}": table.digest for op in OPS if (table := table_file.packaged(op))},
+        "tables of packages": _digest(packages),
         "user's store": _digest(stored),
         "samples in memory": _digest(in_memory),
-        "overlay": "none" if overlay is None else _digest({op: one.digest for op, one in overlay.overlay.items()}),
+        "overlay": "none" if overlay is None else _digest({op: table.digest for op, table in overlay.overlay.items()}),
         "mode": policy.current_mode(),
         _INVARIANCE: "on" if policy.is_batch_invariant() else "off",
     }

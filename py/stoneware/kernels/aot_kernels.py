@@ -65,11 +65,11 @@ def why_unusable(key: Key, device: Device) -> str | None:
         return reason
     arch = built_for(key.op, device.compute_capability)
     if arch is None:
-        known = ", ".join(f"sm_{major}{minor}" for major, minor in sorted(_by_arch(key.op)))
+        archs = ", ".join(f"sm_{major}{minor}" for major, minor in sorted(_by_arch(key.op)))
         major, minor = device.compute_capability
         return (
             f"compute capability {major}.{minor} runs no {BACKEND} kernel of {key.op}; the wheel "
-            f"has them for {known or 'no GPU'} (those from sm_{FIRST_EXACT_MAJOR}0 on run on exactly "
+            f"has them for {archs or 'no GPU'} (those from sm_{FIRST_EXACT_MAJOR}0 on run on exactly "
             "that capability, earlier ones from there up within the major); build the wheel for this "
             "arch"
         )
@@ -175,9 +175,9 @@ def _read(path: Path, sha256: str) -> bytes:
         data = regular_file.read(path)
     except OSError as error:
         raise TableError(f"{path}: cannot be read: {error}; {package_files.REMEDY}") from error
-    found = hashlib.sha256(data).hexdigest()
-    if found != sha256:
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != sha256:
         raise TableError(
-            f"{path}: its sha256={found} must be {sha256 or 'listed'}, as the manifest says; {package_files.REMEDY}"
+            f"{path}: its sha256={digest} must be {sha256 or 'listed'}, as the manifest says; {package_files.REMEDY}"
         )
     return data

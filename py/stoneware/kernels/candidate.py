@@ -78,7 +78,7 @@ class Configs(dict[AnyConfig, "AnyConfig | None"]):
 
 def configs(key: Key, kernels: Manifest, *, excludes_split_k: bool = False) -> Configs:
     """The Configs of calls like `key`, kept with the manifest."""
-    asked = key.op, key.dtypes, key.scales, excludes_split_k
-    if asked not in kernels.configs:
-        kernels.configs[asked] = Configs(key, kernels, excludes_split_k=excludes_split_k)
-    return kernels.configs[asked]
+    question = key.op, key.dtypes, key.scales, excludes_split_k
+    if question not in kernels.configs:
+        kernels.configs[question] = Configs(key, kernels, excludes_split_k=excludes_split_k)
+    return kernels.configs[question]

@@ -54,18 +54,18 @@ class Config:
     splits: int = 1
 
     def __post_init__(self) -> None:
-        for name, wanted in _TYPES.items():
+        for name, cls in _TYPES.items():
             value = getattr(self, name)
-            if type(value) is not wanted:
-                raise TypeError(f"{name}={quoted(value)} must be of type {wanted.__name__}, not {type(value).__name__}")
+            if type(value) is not cls:
+                raise TypeError(f"{name}={quoted(value)} must be of type {cls.__name__}, not {type(value).__name__}")
         if not self.backend or not self.kernel:
             raise ValueError(
                 f"backend={quoted(self.backend)} and kernel={quoted(self.kernel)} must not be empty; "
                 "take both from stoneware.explain(...)"
             )
-        for name, known in (("max_swizzle", SWIZZLES), ("raster", RASTERS), ("splits", SPLITS)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name}={quoted(getattr(self, name))} must be one of {known}; pass one of these")
+        for name, values in (("max_swizzle", SWIZZLES), ("raster", RASTERS), ("splits", SPLITS)):
+            if getattr(self, name) not in values:
+                raise ValueError(f"{name}={quoted(getattr(self, name))} must be one of {values}; pass one of these")
 
     @classmethod
     def of_kernel(cls, backend: str, kernel: str, *, max_swizzle: int = 1, splits: int = 1) -> Config:

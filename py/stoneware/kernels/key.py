@@ -278,9 +278,9 @@ def _op_key(data: Mapping[str, Any], least: int) -> Key:
         size = getattr(key, name)
         if type(size) is not int or not least_size <= size <= MAX_SIZE:
             raise ValueError(f"{name}={size!r:.40} must be an int from {least_size} to {MAX_SIZE}")
-    for name, known in (("scales", SCALES), ("layout", LAYOUTS), ("accumulation", ACCUMULATIONS)):
-        if getattr(key, name) not in known:
-            raise ValueError(f"{name}={quoted(getattr(key, name))} must be one of {', '.join(known)}")
+    for name, values in (("scales", SCALES), ("layout", LAYOUTS), ("accumulation", ACCUMULATIONS)):
+        if getattr(key, name) not in values:
+            raise ValueError(f"{name}={quoted(getattr(key, name))} must be one of {', '.join(values)}")
     return key
 
 

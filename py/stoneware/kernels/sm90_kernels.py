@@ -81,12 +81,12 @@ def check_cubin(kernel: str) -> None:
     """
     record = manifest.packaged().kernel(kernel, BACKEND)
     try:
-        found = "sha256=" + hashlib.sha256(native.load(MODULE).cubin(kernel)).hexdigest()
+        cubin = "sha256=" + hashlib.sha256(native.load(MODULE).cubin(kernel)).hexdigest()
     except (AttributeError, ValueError) as error:
-        found = f"none: {error}"
-    if found != f"sha256={record.sha256}":
+        cubin = f"none: {error}"
+    if cubin != f"sha256={record.sha256}":
         raise TableError(
             f"{MODULE}: expected the cubin of {kernel} with sha256={record.sha256}, as "
-            f"kernel_manifest.json says, found {found}; module and manifest are of different "
+            f"kernel_manifest.json says, found {cubin}; module and manifest are of different "
             f"builds, or damaged; {package_files.REMEDY}"
         )

@@ -37,9 +37,9 @@ def why_not_invariant(kernel: KernelRecord | None, config: Config, key: Key) -> 
     chunk = None if kernel is None else kernel.config.get("sum_chunk")
     if chunk is None:
         return "results must be batch invariant, and the order of its sums is not known"
-    wanted = CHUNK if key.accumulation == "slow" or "block" in key.scales else 0
-    if chunk != wanted:
-        return f"results must be batch invariant, and its sums have chunks of {chunk}, not {wanted}"
+    invariant_chunk = CHUNK if key.accumulation == "slow" or "block" in key.scales else 0
+    if chunk != invariant_chunk:
+        return f"results must be batch invariant, and its sums have chunks of {chunk}, not {invariant_chunk}"
     if config.splits != 1:
         return f"results must be batch invariant, and splits={config.splits} sums shares of k apart"
     return None

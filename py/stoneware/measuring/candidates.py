@@ -55,11 +55,11 @@ class ContextLostError(StonewareError, RuntimeError):
 def of_problem(operation: Operation, problem: Any, device: Device) -> tuple[list[Config], list[Config]]:
     """The always-timed candidates of a problem (the default config, the vendor library's), and the
     others."""
-    found = operation.candidates(problem, device)
+    configs = operation.candidates(problem, device)
     heuristic = operation.preferred(problem.key, device.compute_capability, manifest.packaged())
-    default = [config for config in heuristic if config in found][:1]
-    always = [*default, *(config for config in found if config.backend == "vendor" and config not in default)]
-    return always, [config for config in found if config not in always]
+    default = [config for config in heuristic if config in configs][:1]
+    always = [*default, *(config for config in configs if config.backend == "vendor" and config not in default)]
+    return always, [config for config in configs if config not in always]
 
 
 def kernel_sha256(config: Config) -> str:

@@ -226,8 +226,8 @@ def _timings(rounds: list[_Round]) -> dict[Any, Timing]:
     steady = _steady(rounds)
     timings = {}
     for name in dict.fromkeys(name for taken in rounds for name in taken.us):
-        of_name = [taken for taken in steady if name in taken.us]
+        own = [taken for taken in steady if name in taken.us]
         # If all its rounds drooped, they count: it was dropped against its peers of the same rounds.
-        of_name = of_name or [taken for taken in rounds if name in taken.us]
-        timings[name] = Timing.of([taken.us[name] for taken in of_name], of_name[0].clock_mhz, of_name[-1].clock_mhz)
+        own = own or [taken for taken in rounds if name in taken.us]
+        timings[name] = Timing.of([taken.us[name] for taken in own], own[0].clock_mhz, own[-1].clock_mhz)
     return timings

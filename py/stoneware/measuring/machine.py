@@ -19,8 +19,8 @@ UNKNOWN = "unknown"
 
 def driver() -> str:
     """Version of the kernel driver, such as "580.65.06"."""
-    asked = library_and_handle(0)
-    return UNKNOWN if asked is None else str(asked[0].nvmlSystemGetDriverVersion())
+    library = library_and_handle(0)
+    return UNKNOWN if library is None else str(library[0].nvmlSystemGetDriverVersion())
 
 
 def version_of(distribution: str) -> str:

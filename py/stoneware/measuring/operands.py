@@ -53,8 +53,8 @@ class Operands:
     @property
     def scales(self) -> tuple[torch.Tensor, ...]:
         """(scale_a, scale_b) if the problem has them."""
-        found = [self.tensors.get(name) for name in ("scale_a", "scale_b")]
-        return tuple(scale for scale in found if scale is not None)
+        scales = [self.tensors.get(name) for name in ("scale_a", "scale_b")]
+        return tuple(scale for scale in scales if scale is not None)
 
     @property
     def arguments(self) -> tuple[torch.Tensor | None, ...]:
@@ -114,7 +114,7 @@ def takes_bias(problem: Any) -> bool:
 
 
 def of_op(op: str) -> ModuleType:
-    """The module with an op's `make` and `reference`; KeyError if there is no such op."""
+    """The module with an op's `make` and `reference`; KeyError for another op."""
     return importlib.import_module(OPERANDS[op])
 
 
@@ -262,10 +262,10 @@ def _matrices(
     num, stride = batch or (1, 0)
     _, values = poisoned((num, outer, inner), (stride, leading, 1), dtype, device)
     # One at a time: float32 values of all would take four times the memory of fp8.
-    for one in values if stride else values[:1]:
-        one[: drawn[0], : drawn[1]] = torch.randn(drawn, device=device).to(dtype)
-        _repeat(one, drawn[0])
-        _repeat(one.t(), drawn[1])
+    for matrix in values if stride else values[:1]:
+        matrix[: drawn[0], : drawn[1]] = torch.randn(drawn, device=device).to(dtype)
+        _repeat(matrix, drawn[0])
+        _repeat(matrix.t(), drawn[1])
     values = values if is_row_major else values.mT
     return values if batch else values[0]
 

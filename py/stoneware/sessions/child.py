@@ -143,8 +143,8 @@ class Worker:
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, self._stderr.tell() - _TAIL_BYTES))
-        said = self._stderr.read().decode("utf-8", "replace").strip()
-        return WorkerLost("failed", f"the measuring process ended with {how}" + (f": {said}" if said else ""))
+        output = self._stderr.read().decode("utf-8", "replace").strip()
+        return WorkerLost("failed", f"the measuring process ended with {how}" + (f": {output}" if output else ""))
 
 
 def _read_lines(stream: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:

@@ -73,13 +73,13 @@ class Ranks:
         Raises:
           ValueError: one is not a number, or they do not fit together.
         """
-        found = {}
+        numbers = {}
         for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
             text = os.environ.get(name) or default
             if not text.isdecimal():
                 raise ValueError(f"{name}={quoted(text)} must be a number, as torchrun sets it; unset it")
-            found[name.lower()] = int(text)
-        ranks = cls(**found)
+            numbers[name.lower()] = int(text)
+        ranks = cls(**numbers)
         if ranks.rank >= ranks.world_size:
             raise ValueError(
                 f"RANK={ranks.rank} must be below WORLD_SIZE={ranks.world_size}; start with torchrun, or unset both"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _CallablePackage(ModuleType):
-    """A module that stands for its context manager, too."""
+    """A module that is also called like its context manager."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> DecoratingScope:
         """`stoneware.tuning.context.tuning`: see there."""

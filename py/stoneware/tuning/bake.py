@@ -72,9 +72,9 @@ def bake(op: str, sample_files: Iterable[str | os.PathLike[str]], manifest: Mani
         for id in runs:
             if folder_of.setdefault(id, folder) != folder:
                 raise TableError(f"{folder}: run id {id!r} is also of {folder_of[id]}; give each run its own id")
-        of_device = {id: replace(run, device=record.fingerprint) for id, run in runs.items()}
+        folder_runs = {id: replace(run, device=record.fingerprint) for id, run in runs.items()}
         records.append(record)
-        taken += [(of_device[run.id], sample) for _, run, sample in located]
+        taken += [(folder_runs[run.id], sample) for _, run, sample in located]
     if len({*by_hardware([record.fingerprint for record in records]).values()}) < len(records):
         raise TableError(f"two folders hold samples of {op} of one device; merge them into one")
     return entry_rules.bake_samples(op, taken, manifest, records)
@@ -82,16 +82,16 @@ def bake(op: str, sample_files: Iterable[str | os.PathLike[str]], manifest: Mani
 
 def _folders(op: str, sample_files: Iterable[str | os.PathLike[str]]) -> list[Path]:
     """The folders that have samples of the op, in the order of the files."""
-    given = dict.fromkeys(map(Path, sample_files))
-    for path in given:
+    paths = dict.fromkeys(map(Path, sample_files))
+    for path in paths:
         if path.name not in ("runs.json", "device.json") and path.suffix != ".jsonl":
             raise ValueError(
                 f"{path}: a sample file is <op>.jsonl, runs.json or device.json; pass these, or a folder that is there"
             )
-    folders = [path.parent for path in given if path.name == file_name(op)]
+    folders = [path.parent for path in paths if path.name == file_name(op)]
     for folder in folders:
         for name in ("runs.json", "device.json"):
-            if folder / name not in given:
+            if folder / name not in paths:
                 raise TableError(f"{folder}: {name} of its folder was not given; give the whole folder")
     return folders
 
@@ -117,7 +117,9 @@ def _of_this_build(op: str, record: DeviceRecord, located: Sequence[Located], ma
     if left_out and not built:
         return []
     return [
-        one for one in located if one[-1].config.backend not in left_out and not manifest.lacks(one[-1].config.kernel)
+        (place, run, sample)
+        for place, run, sample in located
+        if sample.config.backend not in left_out and not manifest.lacks(sample.config.kernel)
     ]
 
 

@@ -35,10 +35,10 @@ def tuning(
       overlay: entries that come before the user's store and the wheel: a Table, a baked table's
         file, a store (.sqlite3), or a folder of samples. None keeps that of the `with` around this
         one.
-      batch_invariant: as `sw.batch_invariant` takes it; None keeps what holds around this one.
+      batch_invariant: True or False, like for `sw.batch_invariant`; None keeps what holds around this one.
 
     Raises:
-      ValueError: `mode` is unknown, or `overlay` is no such thing.
+      ValueError: `mode` is unknown, or `overlay` is something else.
       TypeError: `overlay` or `batch_invariant` is of another type.
       TableError: a file of the overlay is damaged.
     """
@@ -63,7 +63,7 @@ def batch_invariant(enabled: bool = True) -> DecoratingScope:
       enabled: False takes the promise back for the code inside.
 
     Raises:
-      TypeError: `enabled` is no bool.
+      TypeError: `enabled` is not a bool.
 
     A call for which no kernel has this order raises UnsupportedError.
     """

@@ -156,9 +156,9 @@ def _is_table(path: Path) -> bool:
 
 def _chosen(path: Path, skipped: list[str]) -> _Chosen:
     """What a path chooses; what could not be read there is added to `skipped`."""
-    found: list[tuple[DeviceFingerprint, Iterable[Entry]]] = []
+    devices: list[tuple[DeviceFingerprint, Iterable[Entry]]] = []
     if _is_table(path):
-        found += [(device.fingerprint, device.entries()) for device in table_file.read(path, None).devices]
+        devices += [(device.fingerprint, device.entries()) for device in table_file.read(path, None).devices]
     else:
         source = merge.read_source(path)
         skipped += source.problems
@@ -168,12 +168,12 @@ def _chosen(path: Path, skipped: list[str]) -> _Chosen:
                 by_device.setdefault((run.device.name, run.device.numbers), []).append((run, sample))
         for taken in by_device.values():
             device = taken[0][0].device
-            found.append((device, entries.entries(taken, manifest.installed(), device.compute_capability)))
+            devices.append((device, entries.entries(taken, manifest.installed(), device.compute_capability)))
     chosen: _Chosen = {}
-    for fingerprint, of_device in found:
+    for fingerprint, entries_there in devices:
         # Without the power limit, which one of two sources may not know.
         name = str(replace(fingerprint, power_limit_w=0))
-        for entry in of_device:
+        for entry in entries_there:
             first = entry.choices[0]
             # Each source has an entry of a decorated kernel, the newest first.
             chosen.setdefault((name, entry.key.op, entry.key), (first.config, first.median_us))

@@ -73,8 +73,8 @@ def bake_here(
 ) -> bytes:
     """The table of the samples of the kernels that this installation has; see `bake_samples`."""
     kernels = None if is_kernel(op) else kernel_manifest.packaged()
-    of_this_build = [(run, sample) for run, sample in samples if is_known(sample.config, kernels)]
-    return bake_samples(op, of_this_build, kernels, records, wheel, basis)
+    usable = [(run, sample) for run, sample in samples if is_known(sample.config, kernels)]
+    return bake_samples(op, usable, kernels, records, wheel, basis)
 
 
 def bake_samples(

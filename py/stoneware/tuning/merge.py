@@ -73,7 +73,7 @@ def read_source(path: str | os.PathLike[str]) -> Source:
       TableError: `path` is not one of these.
     """
     source = Source(Path(path))
-    stores = [one for one in (source.path, source.path / store.FILE_NAME) if _is_store(one)]
+    stores = [file for file in (source.path, source.path / store.FILE_NAME) if _is_store(file)]
     if _files(source.path):
         _read_device_folder(source, source.path)
     elif stores:
@@ -162,7 +162,7 @@ def _read_store(source: Source, path: Path) -> None:
     by_device: dict[DeviceFingerprint, list[tuple[Run, Sample]]] = {}
     for run, sample in taken:
         by_device.setdefault(run.device, []).append((run, sample))
-    source.devices = [(DeviceRecord(fingerprint=device), of_device) for device, of_device in by_device.items()]
+    source.devices = [(DeviceRecord(fingerprint=device), samples) for device, samples in by_device.items()]
 
 
 def _read_device_folder(source: Source, path: Path) -> None:
@@ -204,14 +204,14 @@ def _united_runs(sources: Iterable[Source]) -> dict[str, Run]:
         for _, taken in source.devices:
             for id, other in {run.id: run for run, _ in taken}.items():
                 path, run = path_of.setdefault(id, source.path), united.get(id, other)
-                known: dict[str, Any] = {
+                ends: dict[str, Any] = {
                     name: max(vars(run)[name], vars(other)[name])
                     for name in vars(run)
                     if name == "command" or name.endswith("_after")
                     if not (vars(run)[name] and vars(other)[name])
                 }
-                united[id] = replace(run, **known)
-                if united[id] != replace(other, **known):
+                united[id] = replace(run, **ends)
+                if united[id] != replace(other, **ends):
                     raise TableError(
                         f"a run has one id, and run {id} of {path} differs from that of {source.path}: "
                         f"{run} and {other}; rename one of the two, in runs.json and in its samples"
@@ -239,7 +239,11 @@ def _devices(sources: Iterable[Source], runs: dict[str, Run], keep: str) -> list
     kept = list(union)
     if keep == "current":
         kernels = manifest.packaged()
-        kept = [one for one in kept if entries.is_known(one.config, kernels) and entries.is_current(one, kernels)]
+        kept = [
+            sample
+            for sample in kept
+            if entries.is_known(sample.config, kernels) and entries.is_current(sample, kernels)
+        ]
     if keep != "all":
         kept = list(sample_format.newest(((runs[sample.run], sample) for sample in kept), _place).values())
     device_of = by_hardware({runs[sample.run].device for sample in kept})

@@ -54,8 +54,8 @@ def near_problems_of_family(key: Key, places: Sequence[Place]) -> tuple[Near, Ne
         return own, []
     other = [(distance + _APART_BY_SCALES, sizes, place) for distance, sizes, place in near_problems(key, others)]
     farthest = sorted(distance for distance, *_ in (*own, *other))[:_MOST_OF_ALL_SCALES][-1]
-    kept = [one for position, one in enumerate(own) if position < _LEAST_OWN or one[0] <= farthest]
-    return kept, [one for one in other if one[0] <= farthest]
+    near_own = [problem for position, problem in enumerate(own) if position < _LEAST_OWN or problem[0] <= farthest]
+    return near_own, [problem for problem in other if problem[0] <= farthest]
 
 
 def with_scales(key: AnyKey, places: Sequence[Place]) -> list[Place]:
@@ -76,11 +76,11 @@ def is_nearer(key: Key, others: Sequence[Place], places: Sequence[Place]) -> boo
     theirs, own = with_scales(key, others), with_scales(key, places)
     if _most(theirs) <= _most(own):
         return False
-    of_theirs, of_own = (near_problems(key, some)[:_COMPARED] for some in (theirs, own))
-    distance, sizes, _ = of_own[0]
+    near_theirs, near_own = (near_problems(key, some)[:_COMPARED] for some in (theirs, own))
+    distance, sizes, _ = near_own[0]
     if sizes[:-1] == key.sizes[:-1] and distance < _NEAR_M:
         return False
-    return of_theirs[-1][0] < of_own[-1][0]
+    return near_theirs[-1][0] < near_own[-1][0]
 
 
 def _most(places: Sequence[Place]) -> int:
@@ -129,14 +129,14 @@ def near_weights(
     """`_near_weights`, cached in the first block: the table of a user's store, which comes before
     the wheel's, is made anew when the store changes."""
     blocks = [place.block for place in places]
-    kept = blocks[0].kept
-    asked = sizes, element_bytes, *blocks[1:]
-    found = kept.get(asked)
-    if found is None:
-        if len(kept) >= _MOST_KEPT:
-            kept.clear()
-        found = kept[asked] = _near_weights(sizes, element_bytes, blocks)
-    return found
+    cache = blocks[0].kept
+    question = sizes, element_bytes, *blocks[1:]
+    near = cache.get(question)
+    if near is None:
+        if len(cache) >= _MOST_KEPT:
+            cache.clear()
+        near = cache[question] = _near_weights(sizes, element_bytes, blocks)
+    return near
 
 
 def _near_weights(

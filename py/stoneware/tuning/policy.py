@@ -233,24 +233,24 @@ def _interned(mode: str | None, batch_invariant: bool | None, *tables: tuple[str
 def is_batch_invariant() -> bool:
     """Whether a row's bits may not depend on the batch here: as the innermost `with` says, else
     STONEWARE_BATCH_INVARIANT."""
-    found = _STATE.get()
-    if found is None or found.is_batch_invariant is None:
+    current = _STATE.get()
+    if current is None or current.is_batch_invariant is None:
         return environment.batch_invariant()
-    return found.is_batch_invariant
+    return current.is_batch_invariant
 
 
 def current_mode() -> str:
     """The mode that holds here: of the innermost `with`, else of STONEWARE_TUNING; not "on_miss" in
     a process that uses the wheel alone, where the samples would be left alone too."""
-    found = _STATE.get()
-    mode = environment.tuning_mode() if found is None or found.mode is None else found.mode
+    current = _STATE.get()
+    mode = environment.tuning_mode() if current is None or current.mode is None else current.mode
     return "off" if _is_wheel_only and mode == "on_miss" else mode
 
 
 def current_overlay() -> State | None:
     """The State whose overlay holds here; None if no overlay holds."""
-    found = _STATE.get()
-    return found if found is not None and found.overlay and not _is_wheel_only else None
+    current = _STATE.get()
+    return current if current is not None and current.overlay and not _is_wheel_only else None
 
 
 def wheel_only() -> bool:

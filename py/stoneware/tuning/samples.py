@@ -107,9 +107,9 @@ class Sample:
     def __post_init__(self) -> None:
         if not isinstance(self.key, AnyKey):
             raise TypeError(f"key={quoted(self.key)} must be a Key or a KernelKey")
-        wanted = KernelConfig if isinstance(self.key, KernelKey) else Config
-        if not isinstance(self.config, wanted):
-            raise TypeError(f"config={quoted(self.config)} of {self.op} must be a {wanted.__name__}")
+        cls = KernelConfig if isinstance(self.key, KernelKey) else Config
+        if not isinstance(self.config, cls):
+            raise TypeError(f"config={quoted(self.config)} of {self.op} must be a {cls.__name__}")
         check_name("op", self.op)
         check_name("run", self.run)
         if not isinstance(self.detail, str):
@@ -398,14 +398,14 @@ def _candidate_text(sample: Sample) -> str:
 
 def read_runs(path: Path, problems: list[str] | None = None) -> dict[str, Run]:
     """Reads runs.json: runs by id; `problems` and errors as of `read_samples`."""
-    found: list[Any] = []
+    items: list[Any] = []
     with _skipping(problems, path, "runs"):
         listed = _read_document(path)["runs"]
         if not isinstance(listed, list):
             raise TypeError(f"a list of runs is expected, found {type(listed).__name__}")
-        found = listed
+        items = listed
     runs: dict[str, Run] = {}
-    for data in found:
+    for data in items:
         with _skipping(problems, path, "a run"):
             run = Run.from_json(data)
             if run.id in runs:
@@ -437,12 +437,12 @@ def read_folder(
     runs = read_runs(runs_path, problems)
     located: list[tuple[str, Run, Sample]] = []
     for path in sorted(folder.glob(pattern)):
-        found = read_samples(path, problems)
-        located += [(f"{path}:{number}", runs[sample.run], sample) for number, sample in found if sample.run in runs]
+        samples = read_samples(path, problems)
+        located += [(f"{path}:{number}", runs[sample.run], sample) for number, sample in samples if sample.run in runs]
         with _skipping(problems, path, "complete"):
-            if lacking := sorted(sample.run for _, sample in found if sample.run not in runs):
+            if lacking := sorted(sample.run for _, sample in samples if sample.run not in runs):
                 raise ValueError(
-                    f"{runs_path} lacks the runs of {len(lacking)} of {len(found)} samples, such as {lacking[0]!r}"
+                    f"{runs_path} lacks the runs of {len(lacking)} of {len(samples)} samples, such as {lacking[0]!r}"
                 )
     # If its names are lost, each run knows its device.
     record = DeviceRecord(fingerprint=min(runs.items())[1].device) if runs else None

@@ -7,9 +7,9 @@
     wheel                the baked table of this installation
     package NAME         baked tables of other installed packages, by the name of the entry point
 
-Each is a Table. Only an overlay of samples is made into one in memory, again when its files have
-changed. A package offers tables through an entry point of the group
-"stoneware.tuning_tables", in its pyproject.toml:
+Each is a Table. An overlay of samples is baked in memory, and again when its files have changed. A
+package offers tables through an entry point of the group "stoneware.tuning_tables", in its
+pyproject.toml:
 
     [project.entry-points."stoneware.tuning_tables"]
     acme = "acme_kernels.tables"
@@ -163,18 +163,18 @@ def tables_of_memory(op: str) -> tuple[Table, ...]:
     from stoneware.tuning.samples import line_of_run, lines_of
     from stoneware.tuning.unbaked import Unbaked
 
-    num_known, unbaked = _of_memory.get(op) or (0, Unbaked(op))
-    if num_known < len(samples):
-        for _, items in itertools.groupby(samples[num_known:], key=lambda item: item[0].id):
+    num_before, unbaked = _memory_tables.get(op) or (0, Unbaked(op))
+    if num_before < len(samples):
+        for _, items in itertools.groupby(samples[num_before:], key=lambda item: item[0].id):
             taken = list(items)
             lines = [line_of_run(taken[0][0]), *lines_of(sample for _, sample in taken)]
             named = {line.name: line.text.encode() for line in lines if not line.is_of_samples}
             unbaked.add([line.text.encode() for line in lines if line.is_of_samples], named)
-        _of_memory[op] = len(samples), unbaked
+        _memory_tables[op] = len(samples), unbaked
     return (unbaked.table,)
 
 
-_of_memory: dict[str, tuple[int, Unbaked]] = {}
+_memory_tables: dict[str, tuple[int, Unbaked]] = {}
 """Op -> how many of its samples in memory are in the table, and the table."""
 
 
@@ -203,7 +203,7 @@ def overlay_tables(overlay: Table | str | Path) -> dict[str, Table]:
             f"overlay={quoted(overlay)} must be a Table or a path, not {type(overlay).__name__}; pass "
             "the folder of samples, the store or the table"
         )
-    if not any(found.devices for found in tables.values()):
+    if not any(table.devices for table in tables.values()):
         _warn_once(
             "overlay=%s has no entry of a kernel that is known here, so it changes nothing; check the "
             "path, and what `stoneware verify` says of it",
@@ -257,16 +257,16 @@ def _tables_at(path: Path, stamp: tuple[Any, ...]) -> dict[str, Table]:
 @functools.cache
 def packages(op: str) -> tuple[Source, ...]:
     """The tables of other installed packages, read once per process."""
-    found = []
+    offered = []
     for name, folder in package_folders():
         path = folder / table_file.file_name(op)
         try:
             table = table_file.read(path, op, package_remedy(name))
-            found.append(Source(f"package {name}", table))
+            offered.append(Source(f"package {name}", table))
         except TableError as error:
             if not isinstance(error.__cause__, FileNotFoundError):
                 _LOG.warning("a tuning table of package %s is skipped: %s", name, error)
-    return tuple(found)
+    return tuple(offered)
 
 
 def package_remedy(name: str) -> str:
@@ -300,7 +300,7 @@ def entry_points() -> tuple[list[tuple[str, Path]], list[str]]:
     import importlib.metadata
     import importlib.util
 
-    found, problems = [], []
+    folders, problems = [], []
     for name, value in sorted({(point.name, point.value) for point in importlib.metadata.entry_points(group=GROUP)}):
         # Only the spec of the top package is looked up: that of a package inside would import the ones around it.
         top, *inner = value.split(".")
@@ -310,12 +310,12 @@ def entry_points() -> tuple[list[tuple[str, Path]], list[str]]:
         except (ImportError, ValueError) as error:
             spec, reason = None, str(error)
         locations = (spec and spec.submodule_search_locations) or ()
-        found += [(name, Path(location, *inner)) for location in locations]
+        folders += [(name, Path(location, *inner)) for location in locations]
         if not locations:
             problems.append(
                 f"entry point {name} = {quoted(value)} of {GROUP} must name a package with a folder of tables: {reason}"
             )
-    return found, problems
+    return folders, problems
 
 
 def forget() -> None:
@@ -330,4 +330,4 @@ def forget_stores() -> None:
     for kept in (_samples_at, _tables_at):
         kept.cache_clear()
     store_table.forget()
-    _of_memory.clear()
+    _memory_tables.clear()

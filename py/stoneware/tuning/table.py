@@ -191,13 +191,13 @@ class Table:
         """The devices of its compute capability, nearest first, each with its distance: those that
         are the same hardware, and the others."""
         if device not in self._near:
-            near = [(device.distance(one.fingerprint), one) for one in self.devices]
+            near = [(device.distance(other.fingerprint), other) for other in self.devices]
             near.sort(key=lambda item: (item[0], item[1].fingerprint.name))
             same, others = [
                 tuple(
-                    (distance, one)
-                    for distance, one in near
-                    if distance < math.inf and one.fingerprint.same_hardware(device) == is_same
+                    (distance, other)
+                    for distance, other in near
+                    if distance < math.inf and other.fingerprint.same_hardware(device) == is_same
                 )
                 for is_same in (True, False)
             ]

@@ -163,15 +163,15 @@ class _Writer:
 
             no_model = TimeModel(*[0] * len(TimeModel._fields))
             candidates = {candidate_of(config, kind): position for config, position in configs.items()}
-            of_entries = [corrections_of(entry, models) for entry, *_ in variants]
+            rows_of_entries = [corrections_of(entry, models) for entry, *_ in variants]
             columns += [
-                _column("I", _ends(of_entries)),
+                _column("I", _ends(rows_of_entries)),
                 *(MODEL.pack(*models.get(candidate, no_model)) for candidate in candidates),
             ]
             corrections = [
                 CORRECTION.pack(candidates[candidate], is_stale, *factors)
-                for of_entry in of_entries
-                for candidate, is_stale, *factors in of_entry
+                for rows in rows_of_entries
+                for candidate, is_stale, *factors in rows
             ]
         offset = len(self.body)
         self.body += b"".join([*columns, *corrections, "".join(texts).encode("ascii")])
@@ -233,22 +233,22 @@ def decode(data: bytes, path: str | os.PathLike[str], op: str | None, remedy: st
     if type(header["schema"]) is not int or header["schema"] != SCHEMA:
         raise error(f"schema {SCHEMA}", f"schema {header['schema']!r:.40}")
     # A damaged one may be any text, also such as no encoding takes.
-    said = str(header.get("digest")).encode("ascii", "backslashreplace").decode("ascii")
-    hashed = hashlib.sha256(line.replace(f'"digest":"{said}"'.encode(), b'"digest":""', 1))
+    digest = str(header.get("digest")).encode("ascii", "backslashreplace").decode("ascii")
+    hashed = hashlib.sha256(line.replace(f'"digest":"{digest}"'.encode(), b'"digest":""', 1))
     hashed.update(rest)
-    if hashed.hexdigest() != said:
-        raise error(f"content with the digest {said}", f"content with {hashed.hexdigest()}")
+    if hashed.hexdigest() != digest:
+        raise error(f"content with the digest {digest}", f"content with {hashed.hexdigest()}")
     try:
-        found = header["op"]
-        if not isinstance(found, str) or not found:
+        table_op = header["op"]
+        if not isinstance(table_op, str) or not table_op:
             raise ValueError("op must be a text")
         content = Content(header, rest[1:], damaged)
         devices = [device_table(device, content) for device in header["devices"]]
     except DAMAGES as cause:
         raise damaged(cause) from cause
-    if op is not None and found != op:
-        raise error(f"the table of {op}", f"that of {found!r:.80}")
-    return Table(op=found, digest=said, devices=devices, runs=content.runs, basis=header.get("basis"))
+    if op is not None and table_op != op:
+        raise error(f"the table of {op}", f"that of {table_op!r:.80}")
+    return Table(op=table_op, digest=digest, devices=devices, runs=content.runs, basis=header.get("basis"))
 
 
 def check(table: Table) -> None:
@@ -321,6 +321,6 @@ def read(path: str | os.PathLike[str], op: str | None, remedy: str = REMEDY) -> 
     return decode(data, path, op, remedy)
 
 
-def _error(path: str | os.PathLike[str], remedy: str, expected: str, found: str) -> TableError:
-    found = found.encode("ascii", "backslashreplace").decode("ascii")
-    return TableError(f"{path}: expected {expected}, found {found}; {remedy}")
+def _error(path: str | os.PathLike[str], remedy: str, expected: str, content: str) -> TableError:
+    content = content.encode("ascii", "backslashreplace").decode("ascii")
+    return TableError(f"{path}: expected {expected}, found {content}; {remedy}")

@@ -86,7 +86,7 @@ class Content:
         _check(len(self.runs) == len(header["runs"]), "two runs must not have one id")
         self._configs: list[Any] = header["configs"]
         _check(
-            isinstance(self._configs, list) and all(type(one) is dict for one in self._configs),
+            isinstance(self._configs, list) and all(type(config) is dict for config in self._configs),
             "configs must be objects",
         )
 
@@ -130,7 +130,7 @@ class _StoredBlock(Block):
         self._configs: list[int] = header["configs"]
         _check(
             isinstance(self._configs, list)
-            and all(type(one) is int and 0 <= one < content.num_configs for one in self._configs),
+            and all(type(position) is int and 0 <= position < content.num_configs for position in self._configs),
             "configs of a kind must be positions",
         )
         offset, self._num_groups, self.num_entries, num_corrections = (
@@ -165,13 +165,13 @@ class _StoredBlock(Block):
     @functools.cached_property
     @_checked
     def first_sizes(self) -> list[Sizes]:
-        found: list[Sizes] = [()]
+        sizes: list[Sizes] = [()]
         if self._num_sizes > 1:
             columns = self.content.body[self._first_sizes_at : self._group_ends_at]
-            found = list(struct.iter_unpack(f"<{self._num_sizes - 1}q", columns))
-        _check(len(found) == self._num_groups and _ascends(found), "first sizes must ascend")
-        _check(min(map(min, filter(None, found)), default=1) >= self._least_size, "size below 1")
-        return found
+            sizes = list(struct.iter_unpack(f"<{self._num_sizes - 1}q", columns))
+        _check(len(sizes) == self._num_groups and _ascends(sizes), "first sizes must ascend")
+        _check(min(map(min, filter(None, sizes)), default=1) >= self._least_size, "size below 1")
+        return sizes
 
     @functools.cached_property
     @_checked
@@ -185,18 +185,18 @@ class _StoredBlock(Block):
         return dict(zip(self.first_sizes, itertools.pairwise(ends)))
 
     def last_sizes(self, first: Sizes) -> Sequence[int]:
-        found = self._found_last_sizes.get(first)
-        return self._read_last_sizes(first) if found is None else found
+        sizes = self._found_last_sizes.get(first)
+        return self._read_last_sizes(first) if sizes is None else sizes
 
     @_checked
     def _read_last_sizes(self, first: Sizes) -> Sequence[int]:
         if first not in self._groups or not self._num_sizes:
             return ()
         start, end = self._groups[first]
-        found = struct.unpack_from(f"<{end - start}q", self.content.body, self._last_sizes_at + 8 * start)
-        _check(_ascends(found) and found[0] >= self._least_size, "last sizes must ascend from 1")
-        self._found_last_sizes[first] = found
-        return found
+        sizes = struct.unpack_from(f"<{end - start}q", self.content.body, self._last_sizes_at + 8 * start)
+        _check(_ascends(sizes) and sizes[0] >= self._least_size, "last sizes must ascend from 1")
+        self._found_last_sizes[first] = sizes
+        return sizes
 
     def _position(self, sizes: Sizes) -> int:
         if not sizes:
@@ -279,10 +279,10 @@ class _StoredBlock(Block):
         return config, model
 
     def corrections(self, sizes: Sizes) -> Corrections:
-        found = self._found_corrections.get(sizes)
-        if found is None:
-            found = self._found_corrections[sizes] = self._read_corrections(sizes)
-        return found
+        corrections = self._found_corrections.get(sizes)
+        if corrections is None:
+            corrections = self._found_corrections[sizes] = self._read_corrections(sizes)
+        return corrections
 
     @_checked
     def _read_corrections(self, sizes: Sizes) -> Corrections:
@@ -318,5 +318,5 @@ class _Candidates(dict[int, "Candidate"]):
         self._block = block
 
     def __missing__(self, position: int) -> Candidate:
-        found = self[position] = self._block.candidate(position)
-        return found
+        candidate = self[position] = self._block.candidate(position)
+        return candidate

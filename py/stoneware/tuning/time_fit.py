@@ -209,6 +209,6 @@ def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
             rows[idx] = [value - factor * above for value, above in zip(rows[idx], rows[column])]
     solved = [0.0] * size
     for idx in reversed(range(size)):
-        known = math.fsum(map(mul, rows[idx][idx + 1 : size], solved[idx + 1 :]))
-        solved[idx] = (rows[idx][size] - known) / rows[idx][idx]
+        rest = math.fsum(map(mul, rows[idx][idx + 1 : size], solved[idx + 1 :]))
+        solved[idx] = (rows[idx][size] - rest) / rows[idx][idx]
     return solved

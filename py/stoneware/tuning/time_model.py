@@ -254,10 +254,10 @@ def _estimate(
     the ratios and times their squares."""
     mean = ratios / weights
     us = modelled_us * mean
-    of_distance, of_scatter = _VARIANCES[is_vendor(config)]
+    distance_factor, scatter_factor = _VARIANCES[is_vendor(config)]
     scatter = max(squares / (weights * mean * mean) - 1, 0.0)
     # The distance of the one problem that would have all the weight.
-    variance = least_variance + of_distance / math.sqrt(weights) + of_scatter * scatter
+    variance = least_variance + distance_factor / math.sqrt(weights) + scatter_factor * scatter
     factor = 1 + _QUANTILE * math.sqrt(variance)
     return Estimate(us * (1 + variance / 2), config, us, (us / factor, us * factor), is_stale)
 
@@ -322,14 +322,14 @@ def estimates(
                 sums[5] += weighted * ratio
                 if is_stale:
                     sums[6] = True
-    of_config: dict[AnyConfig, list[Any]] = {}
+    by_config: dict[AnyConfig, list[Any]] = {}
     for sums_of in by_source.values():
         for sums in sums_of.values():
-            if (same := of_config.setdefault(sums[0], sums)) is not sums:
+            if (same := by_config.setdefault(sums[0], sums)) is not sums:
                 factor = sums[1] / same[1]  # the ratios of each source are to its own model
                 same[3] += sums[3]
                 same[4] += sums[4] * factor
                 same[5] += sums[5] * factor * factor
                 same[6] |= sums[6]
     least_variance = _LEAST_VARIANCE + is_other_device * _OTHER_DEVICE_VARIANCE
-    return sorted(_estimate(least_variance, config, us, *sums) for config, us, _, *sums in of_config.values())
+    return sorted(_estimate(least_variance, config, us, *sums) for config, us, _, *sums in by_config.values())

@@ -45,8 +45,8 @@ class Unbaked:
         self.op = op
         self.baked = baked
         self.named: set[str] = set()
-        self._lines: list[bytes] = []
-        self._of_device: dict[DeviceFingerprint, dict[str, list[bytes]]] = {}
+        self._all_lines: list[bytes] = []
+        self._lines: dict[DeviceFingerprint, dict[str, list[bytes]]] = {}
         self._runs: dict[str, Run] = {}
         self._device_of_run: dict[str, DeviceFingerprint] = {}
         self._sizes: dict[DeviceFingerprint, dict[AnyKey, set[Sizes]]] = {}
@@ -61,16 +61,18 @@ class Unbaked:
             self._candidates = decoded.candidates
             self._runs.update(decoded.runs)
             baked = () if self.baked is None else self.baked.devices
-            device_of = by_hardware({run.device for run in self._runs.values()} | {one.fingerprint for one in baked})
+            device_of = by_hardware(
+                {run.device for run in self._runs.values()} | {device.fingerprint for device in baked}
+            )
             self._device_of_run = {run.id: device_of[run.device] for run in self._runs.values()}
         for line in samples:
             head = line.partition(b',"samples":')[0]
             key, _, run_id = head.removeprefix(b'{"key":').rpartition(b',"run":')
             device = self._device_of_run.get(json.loads(run_id))
             if device is not None:
-                by_key = self._of_device.setdefault(device, {})
+                by_key = self._lines.setdefault(device, {})
                 by_key.setdefault(key.decode(), []).append(line)
-                self._lines.append(line)
+                self._all_lines.append(line)
         if is_kernel(self.op):
             for _, sample in decode(Path(), enumerate(samples), [], candidates=self._candidates).samples:
                 device = self._device_of_run.get(sample.run)
@@ -80,7 +82,7 @@ class Unbaked:
 
     def entries_at(self, key: AnyKey, device: DeviceFingerprint) -> list[Entry]:
         """The entries at a key, from its lines and from what the table has there; none without a line."""
-        lines = self._of_device[device].get(canonical_json(key.to_json()), ())
+        lines = self._lines[device].get(canonical_json(key.to_json()), ())
         if not lines:
             return []
         decoded = decode(Path(), enumerate(lines), [], candidates=self._candidates)
@@ -108,10 +110,10 @@ class Unbaked:
                     {kind: _Block(kind, self, device, sizes) for kind, sizes in self._sizes.get(device, {}).items()},
                     self,
                 )
-                for device in sorted(self._of_device, key=lambda one: canonical_json(one.to_json()))
+                for device in sorted(self._lines, key=lambda device: canonical_json(device.to_json()))
             ],
             runs=runs if self.baked is None else {**self.baked.runs, **runs},
-            digest=lambda: hashlib.sha256(b"\n".join(sorted({*self._lines}))).hexdigest(),
+            digest=lambda: hashlib.sha256(b"\n".join(sorted({*self._all_lines}))).hexdigest(),
         )
 
 
