@@ -123,10 +123,21 @@ def launches_of(kernel: KernelRecord) -> list[Launch]:
 def _problem(kernel: KernelRecord, counts: tuple[int, ...], n: int, k: int, *, is_first: bool) -> Launch:
     """A problem of the kernel's op and dtypes, of views; without groups m is the largest count. The
     first of a kernel has a bias and row scales, the second neither."""
-    has_groups = "num_groups" in spec_of(kernel.op).takes
-    problem = operands.of_op(kernel.op).problem_of_kernel(
-        kernel.config, counts if has_groups else (max(counts),), n, k, is_plain=not is_first
-    )
+    config, spec = kernel.config, spec_of(kernel.op)
+    has_groups, layout = "num_groups" in spec.takes, config.get("layout", "nt")
+    m = sum(counts) if has_groups else max(counts)
+    if layout[0] == "t":
+        m = -(-m // 8) * 8  # a column-major a is moved in units of 16 bytes along m
+    values = {
+        "num_groups": len(counts),
+        "has_bias": is_first,
+        "layout": layout,
+        "scales": config.get("scales") or ("row" if is_first else "tensor"),
+    }
+    options = {name: value for name, value in values.items() if name in spec.takes}
+    if "scales" in options:
+        options |= {"b_dtype": config["b"], "use_fast_accum": config.get("accumulation") != "slow"}
+    problem = spec.make_problem(m=m, n=n, k=k, dtype=config["a"], out_dtype=config["out"], **options)
     strides = {"lda": problem.lda + _PAD_A, "ldb": problem.ldb + _PAD_B}
     if has_groups:
         strides["group_stride_b"] = n * strides["ldb"]

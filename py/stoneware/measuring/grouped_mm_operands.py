@@ -5,8 +5,6 @@ from __future__ import annotations
 import bisect
 import itertools
 import random
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -61,9 +59,3 @@ def reference(tensors: Operands) -> torch.Tensor:
             scales = tensors.scale_a[rows, None], tensors.scale_b[group, None]
         operands.multiply(result[rows], tensors.a[rows], tensors.b[group], *scales)
     return result
-
-
-def problem_of_kernel(config: Mapping[str, Any], rows: Sequence[int], n: int, k: int, *, is_plain: bool) -> Problem:
-    """A problem of a kernel's dtypes and kind, for checks of the kernel itself; see
-    tools/gpu_check/launch_every_kernel.py."""
-    return Problem.dense(m=sum(rows), n=n, k=k, num_groups=len(rows), dtype=config["a"], out_dtype=config["out"])

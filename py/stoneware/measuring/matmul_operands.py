@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import torch
 
 from stoneware.measuring import operands
@@ -27,20 +24,3 @@ def reference(tensors: Operands) -> torch.Tensor:
     for d, a, b in zip(*products) if result.dim() == 3 else (products,):
         operands.multiply(d, a, b, bias=tensors.bias)
     return result
-
-
-def problem_of_kernel(config: Mapping[str, Any], rows: Sequence[int], n: int, k: int, *, is_plain: bool) -> Problem:
-    """A problem of a kernel's dtypes and kind, for checks of the kernel itself; see
-    tools/gpu_check/launch_every_kernel.py."""
-    [m] = rows
-    layout = config["layout"]
-    return Problem.dense(
-        # A column-major a is moved in units of 16 bytes along m.
-        m=m if layout[0] == "n" else -(-m // 8) * 8,
-        n=n,
-        k=k,
-        dtype=config["a"],
-        out_dtype=config["out"],
-        layout=layout,
-        has_bias=not is_plain,
-    )

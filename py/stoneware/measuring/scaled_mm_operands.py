@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import torch
 
 from stoneware.measuring import operands
@@ -44,20 +41,3 @@ def _block_scales(problem: Problem, device: Device) -> tuple[torch.Tensor, torch
     scale_a.copy_(operands.scale(problem.m, blocks, device))
     scale_b[:blocks].copy_(operands.scale(blocks, columns, device))
     return scale_a, scale_b
-
-
-def problem_of_kernel(config: Mapping[str, Any], rows: Sequence[int], n: int, k: int, *, is_plain: bool) -> Problem:
-    """A problem of a kernel's dtypes and kind, for checks of the kernel itself; see
-    tools/gpu_check/launch_every_kernel.py."""
-    [m] = rows
-    return Problem.dense(
-        m=m,
-        n=n,
-        k=k,
-        dtype=config["a"],
-        b_dtype=config["b"],
-        out_dtype=config["out"],
-        scales=config.get("scales") or ("tensor" if is_plain else "row"),
-        has_bias=not is_plain,
-        use_fast_accum=config.get("accumulation") != "slow",
-    )
