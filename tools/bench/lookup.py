@@ -116,7 +116,7 @@ def warm_calls(op: str) -> dict[str, Callable[[], Any]]:
     """Calls of the op whose plan does nothing: by the native module, if there is one, and
     without."""
     spec = spec_of(op)
-    api = importlib.import_module(f"{spec.package}.api")
+    api = importlib.import_module(f"stoneware.ops.{spec.name}.api")
     function, plans = getattr(api, op), api._PLANS
     sizes = {"m": 16, "n": 32, "k": 64, **({"num_groups": 2} if "num_groups" in spec.takes else {})}
     tensors = dict(operands.make(spec.make_problem(**sizes), "cpu").tensors)
