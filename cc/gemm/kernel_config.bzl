@@ -1,6 +1,6 @@
 """Makes a checked config for cubin_library, with its C++ code."""
 
-load("//py/stoneware:ops.bzl", "served_products")
+load("//py/stoneware:ops.bzl", "served_matmuls")
 
 _DTYPES = ["bf16", "e4m3", "e5m2", "fp16", "fp32"]
 
@@ -121,7 +121,7 @@ def kernel_config(
       a: dtype of the left operand.
       b: dtype of the right operand.
       out: dtype of the result.
-      tile: (m, n, k) of the product that is computed.
+      tile: (m, n, k) of the matmul that is computed.
       swap_ab: whether that is d^T = b^T a^T.
       layout: of a and b, "n" for row-major and "t" for column-major.
       constants: dict of further members of the config's struct; bool, int, dtype or schedule.
@@ -153,7 +153,7 @@ def kernel_config(
         op = op,
         arch = arch,
         family = family,
-        serves = served_products(op, a, layout),
+        serves = served_matmuls(op, a, layout),
         header = _HEADER.format(
             id = id,
             members = "\n".join([_member(name, value) for name, value in members.items()]),

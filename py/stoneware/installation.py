@@ -13,7 +13,7 @@ from stoneware import __version__
 from stoneware.errors import StonewareError
 from stoneware.explanation import fitted
 from stoneware.kernels import manifest, sm90_kernels
-from stoneware.kernels.built_products import FLAG
+from stoneware.kernels.built_matmuls import FLAG
 from stoneware.runtime import environment, native
 from stoneware.runtime.device import DRIVER_MODULE, cuda_device
 from stoneware.runtime.native import CALL_MODULE

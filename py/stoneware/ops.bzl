@@ -17,15 +17,15 @@ TRITON_KERNELS = [
 # Those of sw.quantize, which the small kernel set lacks: plain torch quantizes there.
 QUANTIZING_KERNELS = ["//py/stoneware/quantizing:triton"]
 
-def served_products(op, a, layout):
-    """The products that a kernel computes, as tests/ops/built_products_test.py derives them from needs.py.
+def served_matmuls(op, a, layout):
+    """The matmuls that a kernel computes. tests/ops/built_matmuls_test.py derives the same from needs.py.
 
     Args:
       op: "matmul", "scaled_mm" or "grouped_mm".
       a: the dtype of the left operand; e5m2 is that of gradients alone. In fp8 a gradient's operands
-        are transposed before they are quantized, and have the layout of the forward product's.
-      layout: of a and b. For forward products of matmul nt, nn and tt are kernels; tn, a layout that
-        a forward call can have too, is there for the gradient of a weight.
+        are transposed before they are quantized, and have the layout of the forward operands.
+      layout: of a and b. Forward calls of matmul have kernels for nt, nn and tt. They may have layout tn
+        too, but its kernels are there for the gradient of a weight.
 
     Returns:
       A list of "forward", "dgrad" and "wgrad".

@@ -1,4 +1,4 @@
-"""backward_matrix_test: which products a kernel serves, by flag, library and kernel; nothing is compiled."""
+"""backward_matrix_test: which matmuls a kernel serves, by flag, library and kernel; nothing is compiled."""
 
 load("//tests/build_rules:own_family.bzl", "own_kernel")
 load("//tools/build_rules:defs.bzl", "cubin_library", "triton_aot")
@@ -39,7 +39,7 @@ def _both_flags_impl(_settings, _attr):
 _both_flags = transition(implementation = _both_flags_impl, inputs = [], outputs = [_FLAG])
 
 def _found(libraries):
-    """Id -> (whether it is built, product -> whether it is served)."""
+    """Id -> (whether it is built, matmul -> whether it is served)."""
     found = {}
     for library in libraries:
         info = library[KernelInfo]
@@ -55,8 +55,8 @@ def _backward_matrix_test_impl(ctx):
         expected = {}
         for library in _SETTINGS + [_TRITON]:
             for kernel, is_on in zip(_SETTINGS, _MATRIX[(flag, library)]):
-                for name, products in _SERVES.items():
-                    serves = {product: product == "forward" or is_on for product in products}
+                for name, matmuls in _SERVES.items():
+                    serves = {matmul: matmul == "forward" or is_on for matmul in matmuls}
                     expected[_id(library, kernel, name)] = (any(serves.values()), serves)
         if len(found) != len(expected):
             problems.append("{} kernels with the flag {}, not {}".format(len(found), flag, len(expected)))
@@ -93,9 +93,9 @@ def backward_matrix_test(name, deps):
             backend = "own",
             backward = library,
             configs = [
-                own_kernel(_id(library, kernel, serves), "1.0F", backward = kernel, serves = products)
+                own_kernel(_id(library, kernel, serves), "1.0F", backward = kernel, serves = matmuls)
                 for kernel in _SETTINGS
-                for serves, products in _SERVES.items()
+                for serves, matmuls in _SERVES.items()
             ],
             entry_header = "tests/build_rules/own_family/entry.h",
             entry_type = "own::Entry",
@@ -104,7 +104,7 @@ def backward_matrix_test(name, deps):
             deps = deps,
         )
     for kernel in _SETTINGS:
-        for serves, products in _SERVES.items():
+        for serves, matmuls in _SERVES.items():
             triton_aot(
                 name = "{}_{}_{}_{}".format(name, _TRITON, kernel, serves),
                 src = "backward_matrix.bzl",  # never compiled
@@ -115,7 +115,7 @@ def backward_matrix_test(name, deps):
                 num_stages = 1,
                 num_warps = 1,
                 op = "store",
-                serves = products,
+                serves = matmuls,
                 signature = "i32",
                 tags = ["manual"],
             )

@@ -1,4 +1,4 @@
-"""Which products a call and its gradients need, as a table of every layout and every set of needs."""
+"""Which matmuls a call and its gradients need, as a table of every layout and every set of needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from stoneware.kernels import needs
 
-# layout of the call -> the gradient's product: layout, left, right, result
+# layout of the call -> the gradient's matmul: layout, left, right, result
 DGRAD = {
     "nt": ("nn", "dc", "b^T", "da"),
     "nn": ("nt", "dc", "b^T", "da"),
@@ -32,15 +32,24 @@ def named(sets):
 
 
 def found(op: str, **options) -> list[tuple]:
-    """(role, layout, left, right, result, dtypes) of each product."""
+    """(role, layout, left, right, result, dtypes) of each matmul."""
     return [
-        (one.role, one.layout, one.left, one.right, one.result, one.a_dtype, one.b_dtype, one.out_dtype)
-        for one in needs.products(op, **options)
+        (
+            matmul.role,
+            matmul.layout,
+            matmul.left,
+            matmul.right,
+            matmul.result,
+            matmul.a_dtype,
+            matmul.b_dtype,
+            matmul.out_dtype,
+        )
+        for matmul in needs.matmuls(op, **options)
     ]
 
 
 def saved(op: str, **options) -> set[str]:
-    return {name for one in needs.products(op, **options)[1:] for name in one.saved}
+    return {name for matmul in needs.matmuls(op, **options)[1:] for name in matmul.saved}
 
 
 @pytest.mark.parametrize("layout", DGRAD)
@@ -48,7 +57,7 @@ def saved(op: str, **options) -> set[str]:
 @pytest.mark.parametrize(
     ("dtype", "out_dtype"), [("bf16", "bf16"), ("fp16", "fp16"), ("bf16", "fp32"), ("fp16", "fp32")]
 )
-def test_products_of_matmul(layout, needed, dtype, out_dtype):
+def test_needs_of_matmul(layout, needed, dtype, out_dtype):
     options = {"dtypes": (dtype, dtype, out_dtype), "layout": layout, "needs_input_grad": needed}
     expected = [("forward", layout, "a", "b", "c", dtype, dtype, out_dtype)]
     if "a" in needed:
@@ -62,7 +71,7 @@ def test_products_of_matmul(layout, needed, dtype, out_dtype):
 
 
 @named(subsets("a", "b"))
-def test_products_of_grouped_mm(needed):
+def test_needs_of_grouped_mm(needed):
     options = {"dtypes": ("bf16",) * 3, "layout": "nt", "needs_input_grad": needed}
     expected = [("forward", "nt", "a", "b", "c", "bf16", "bf16", "bf16")]
     if "a" in needed:
@@ -76,7 +85,7 @@ def test_products_of_grouped_mm(needed):
 @pytest.mark.parametrize("scales", ["tensor", "row", "block", "block_1d"])
 @pytest.mark.parametrize(("a_dtype", "b_dtype"), [("e4m3", "e4m3"), ("e5m2", "e4m3")])
 @pytest.mark.parametrize("out_dtype", ["bf16", "fp16", "fp32"])
-def test_products_of_scaled_mm(needed, scales, a_dtype, b_dtype, out_dtype):
+def test_needs_of_scaled_mm(needed, scales, a_dtype, b_dtype, out_dtype):
     options = {"dtypes": (a_dtype, b_dtype, out_dtype), "layout": "nt", "scales": scales, "needs_input_grad": needed}
     expected = [("forward", "nt", "a", "b", "c", a_dtype, b_dtype, out_dtype)]
     if needed & {"scale_a", "scale_b"}:
@@ -96,6 +105,6 @@ def test_products_of_scaled_mm(needed, scales, a_dtype, b_dtype, out_dtype):
 )
 def test_what_has_no_gradient_is_refused(op, scales, needed):
     with pytest.raises(ValueError, match=f"op='{op}' with scales='{scales}' has no gradients of {needed}; ask for"):
-        needs.products(
+        needs.matmuls(
             op, dtypes=("bf16",) * 3, layout="nt", scales=scales, needs_input_grad=frozenset([needed] if needed else ())
         )

@@ -37,7 +37,7 @@ class KernelRecord:
       size_bytes: size of the cubin.
       description_sha256: digest of the launch description, `cubins/<id>.json`; empty for a kernel
         that has none.
-      serves: the products that it can compute, "forward", "dgrad" and "wgrad", and whether it does
+      serves: the matmuls that it can compute, "forward", "dgrad" and "wgrad", and whether it does
         in this build: not a gradient's where backward is off for it.
     """
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stoneware.kernels import built_products, needs
+from stoneware.kernels import built_matmuls, needs
 from stoneware.runtime.dtypes import DTYPE_NAMES
 
 
@@ -90,7 +90,7 @@ def check_is_built(name: str, dtype: torch.dtype, needs_x: bool, needs_weight: b
     Raises:
       BackwardNotBuiltError: this installation was built without one of the matmuls.
     """
-    _needed_products(name, dtype, (needs_x, needs_weight, needs_bias))
+    _needed_matmuls(name, dtype, (needs_x, needs_weight, needs_bias))
 
 
 # As torch.compiler.assume_constant_result does, which would import all of Dynamo: a trace calls it, and does not
@@ -99,17 +99,17 @@ check_is_built._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=256)
-def _needed_products(name: str, dtype: torch.dtype, needs_input_grad: tuple[bool, ...]) -> tuple[needs.Product, ...]:
+def _needed_matmuls(name: str, dtype: torch.dtype, needs_input_grad: tuple[bool, ...]) -> tuple[needs.Matmul, ...]:
     recipe = RECIPES[name]
-    found = needs.of_quantizing_layer(
+    matmuls = needs.linear_matmuls(
         dtype=DTYPE_NAMES[dtype],
         forward=_operands(recipe.forward),
         dgrad=_operands(recipe.grad_input),
         wgrad=recipe.grad_weight and _operands(recipe.grad_weight),
         needs_input_grad=frozenset(itertools.compress(("a", "b", "bias"), needs_input_grad)),
     )
-    built_products.check(found, names={"a": "x", "b": "weight"})
-    return found
+    built_matmuls.check(matmuls, names={"a": "x", "b": "weight"})
+    return matmuls
 
 
 def _operands(casts: tuple[Cast, Cast]) -> needs.Operands:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from stoneware.kernels import built_products, needs
+from stoneware.kernels import built_matmuls, needs
 from stoneware.ops import APIS
 from stoneware.runtime.dtypes import DTYPE_NAMES
 from stoneware.specs.op_spec import OpSpec
@@ -112,28 +112,28 @@ def apply_below_autograd(
 def is_saved(
     spec: OpSpec, needs_input_grad: tuple[bool, ...], dtypes: tuple[torch.dtype, ...], layout: str, scales: str = ""
 ) -> tuple[bool, ...]:
-    """Whether each input must be saved for the products of a call's gradients; found once for each kind
+    """Whether each input must be saved for the matmuls of a call's gradients; cached for each kind
     of call.
 
     Args:
       spec: of the op.
       needs_input_grad: of each input.
       dtypes: of a, of b, and of the result.
-      layout, scales: as of `needs.products`.
+      layout, scales: see `needs.matmuls`.
 
     Raises:
-      BackwardNotBuiltError: this installation was built without one of the products.
+      BackwardNotBuiltError: this installation was built without one of the matmuls.
     """
     a_dtype, b_dtype, out_dtype = (DTYPE_NAMES[dtype] for dtype in dtypes)
-    _, *products = needs.products(
+    _, *matmuls = needs.matmuls(
         spec.name,
         dtypes=(a_dtype, b_dtype, out_dtype),
         layout=layout,
         scales=scales,
         needs_input_grad=frozenset(itertools.compress(spec.inputs, needs_input_grad)),
     )
-    built_products.check(products)
-    saved = {name for product in products for name in product.saved}
+    built_matmuls.check(matmuls)
+    saved = {name for matmul in matmuls for name in matmul.saved}
     return tuple(name in saved for name in spec.inputs)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from stoneware.kernels import aot_kernels, built_products, manifest
+from stoneware.kernels import aot_kernels, built_matmuls, manifest
 from stoneware.quantizing.layout import BLOCK
 from stoneware.runtime.device import Device
 from stoneware.runtime.dtypes import DTYPE_NAMES
@@ -120,7 +120,7 @@ def plan(
 
     def add(variant: str, grid: tuple[int, int, int], arguments: list[Any], out: str = dtype) -> None:
         id = _id(arch, variant, in_dtype, out)
-        built_products.check_kernel(id, f"quantize to {dtype} with transpose={transpose!r}")
+        built_matmuls.check_kernel(id, f"quantize to {dtype} with transpose={transpose!r}")
         steps.append((aot_kernels.load(id, len(arguments)), grid, arguments))
 
     block = next((block for block in ROW_BLOCKS if k <= block), None)
@@ -190,7 +190,7 @@ def _kernel(variant: str, in_dtype: str, arguments: list[Any], device: Device) -
     arch = aot_kernels.built_for(OP, device.compute_capability)
     assert arch is not None  # `why_not` asked
     id = _id(arch, variant, in_dtype, "e4m3")
-    built_products.check_kernel(id, f"the gradient of a matmul with a frozen weight ({variant})")
+    built_matmuls.check_kernel(id, f"the gradient of a matmul with a frozen weight ({variant})")
     return aot_kernels.load(id, len(arguments))
 
 

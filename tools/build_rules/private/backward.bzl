@@ -1,13 +1,13 @@
 """Which kernels a build has for gradients: the flag //:enable_backward, and `backward` of kernel rules.
 
-A kernel serves products: "forward", "dgrad" (the gradient of an input) and "wgrad" (that of a weight).
-With backward off it serves only the forward product, and is not built if it does not serve that. The
+A kernel serves matmuls: "forward", "dgrad" (the gradient of an input) and "wgrad" (that of a weight).
+With backward off it serves only the forward matmul, and is not built if it does not serve that. The
 narrowest of three settings that is not "inherit" wins: the kernel's, its library's, the flag.
 """
 
 load(":providers.bzl", "BackwardInfo")
 
-PRODUCTS = ["forward", "dgrad", "wgrad"]
+MATMULS = ["forward", "dgrad", "wgrad"]
 
 SETTINGS = ["inherit", "on", "off"]
 
@@ -18,7 +18,7 @@ BACKWARD_ATTRS = {
         values = SETTINGS,
         doc = "whether it serves gradients: \"on\", \"off\", or what //:enable_backward says",
     ),
-    "serves": attr.string_list(default = ["forward"], doc = "of " + ", ".join(PRODUCTS)),
+    "serves": attr.string_list(default = ["forward"], doc = "of " + ", ".join(MATMULS)),
     "_enable_backward": attr.label(default = Label("//:enable_backward"), providers = [BackwardInfo]),
 }
 
@@ -50,19 +50,19 @@ def narrower(setting, wider):
     return wider if setting == "inherit" else setting
 
 def served(ctx):
-    """Product -> whether this build's kernel serves it, of a rule with BACKWARD_ATTRS.
+    """Matmul -> whether this build's kernel serves it, of a rule with BACKWARD_ATTRS.
 
     Args:
       ctx: of the rule.
 
     Returns:
-      A dict of the products in `serves`; a kernel for which all are False is not built.
+      A dict of the matmuls in `serves`; a kernel for which all are False is not built.
     """
-    for product in ctx.attr.serves:
-        if product not in PRODUCTS:
-            fail("{}: serves must name products of {}, but has {}; correct it"
-                .format(ctx.label, ", ".join(PRODUCTS), repr(product)))
+    for matmul in ctx.attr.serves:
+        if matmul not in MATMULS:
+            fail("{}: serves must name matmuls of {}, but has {}; correct it"
+                .format(ctx.label, ", ".join(MATMULS), repr(matmul)))
     is_on = ctx.attr.backward == "on" or (
         ctx.attr.backward == "inherit" and ctx.attr._enable_backward[BackwardInfo].is_on
     )
-    return {product: product == "forward" or is_on for product in ctx.attr.serves}
+    return {matmul: matmul == "forward" or is_on for matmul in ctx.attr.serves}

@@ -274,7 +274,7 @@ def cubin_library(
       config_json   the manifest's "config"
       header        the text of <package>/<id>_config.h, which both sides include
       defines       of the device side
-      serves        the products that it computes, of "forward", "dgrad" and "wgrad"; may be left out
+      serves        the matmuls that it computes, of "forward", "dgrad" and "wgrad"; may be left out
                     for ["forward"]
       backward      whether it serves gradients: "on", "off" or "inherit", what the library says; may be
                     left out for "inherit"

@@ -58,7 +58,7 @@ kernel_manifest = rule(
     implementation = _kernel_manifest_impl,
     doc = """A JSON file with id, op, backend, arch, config, serves, sha256 and size of every kernel.
 
-"serves" has the products that a kernel can compute, and whether it does in this build. "removed" has
+"serves" has the matmuls that a kernel can compute, and whether it does in this build. "removed" has
 those that are not built because backward is off for them; tuning_table skips their samples.
 
 "code_sha256" is the digest of what the GPU executes of it (cubin_code.py): the same where a source was

@@ -4,7 +4,7 @@ KernelInfo = provider(
     doc = "Compiled GPU kernels, on their way into a module, a manifest or a wheel.",
     fields = {
         "kernels": "depset of struct(id, op, backend, arch, config, serves, cubin, json): config and " +
-                   "serves, whether each product is served, are JSON; json is the launch " +
+                   "serves, whether each matmul is served, are JSON; json is the launch " +
                    "description of an ahead-of-time kernel, or None",
         "removed": "depset of the same without cubin and json: kernels that backward = off removes",
     },

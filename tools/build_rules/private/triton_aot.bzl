@@ -85,7 +85,7 @@ def triton_aot(
       kernel_id: template of the ids; "{arch}" becomes "sm90" and so on.
       archs: architectures, for example sm_90.
       config: what the backend needs to know, for the manifest.
-      serves: the products that it computes: of "forward", "dgrad" and "wgrad".
+      serves: the matmuls that it computes: of "forward", "dgrad" and "wgrad".
       backward: whether it serves gradients: "on", "off" or "inherit", what //:enable_backward says.
       tags: of every target, "manual" for kernels that `bazel build //...` shall not compile.
       visibility: of `name`.

@@ -9,7 +9,7 @@ import torch
 
 import stoneware as sw
 from stoneware.errors import BackwardNotBuiltError, ForwardOnlyError
-from stoneware.kernels import built_products, manifest, needs
+from stoneware.kernels import built_matmuls, manifest, needs
 from stoneware.kernels.manifest import KernelRecord, Manifest
 from stoneware.ops import backward
 
@@ -38,13 +38,13 @@ def build(off: set[str] = frozenset(), *, has_backward: bool = True, twice: set[
     return Manifest(kernels, removed=removed, has_backward=has_backward)
 
 
-def products(needed: str, layout: str = "nt", dtype: str = "bf16") -> tuple[needs.Product, ...]:
+def matmuls(needed: str, layout: str = "nt", dtype: str = "bf16") -> tuple[needs.Matmul, ...]:
     names = frozenset({"x": "a", "w": "b", "b": "bias"}[name] for name in needed)
-    return needs.products("matmul", dtypes=(dtype,) * 3, layout=layout, needs_input_grad=names)
+    return needs.matmuls("matmul", dtypes=(dtype,) * 3, layout=layout, needs_input_grad=names)
 
 
 ALL_OFF = build({"nt", "nn", "tn"}, has_backward=False)
-# build, layout, dtype, needs -> the product that it lacks
+# build, layout, dtype, needs -> the matmul that it lacks
 TABLE = [
     *[(build(), layout, "bf16", needed, None) for layout in SERVES for needed in ("", "x", "w", "b", "xwb")],
     *[(ALL_OFF, layout, "bf16", needed, None) for layout in SERVES for needed in ("", "b")],
@@ -68,19 +68,19 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("found", "layout", "dtype", "needed", "lacks"), TABLE)
-def test_a_call_is_refused_if_a_product_is_not_built(found, layout, dtype, needed, lacks):
+def test_a_call_is_refused_if_a_matmul_is_not_built(found, layout, dtype, needed, lacks):
     if lacks is None:
-        built_products.check(products(needed, layout, dtype), found)
+        built_matmuls.check(matmuls(needed, layout, dtype), found)
         return
     with pytest.raises(BackwardNotBuiltError, match=f"matmul of {dtype} has no {lacks} of layout .. in this build"):
-        built_products.check(products(needed, layout, dtype), found)
+        built_matmuls.check(matmuls(needed, layout, dtype), found)
 
 
 def test_the_remedy_is_the_setting_that_is_off():
     with pytest.raises(BackwardNotBuiltError, match=r"and b requires .*--//:enable_backward=true, .*b.detach\(\)"):
-        built_products.check(products("w"), ALL_OFF)
+        built_matmuls.check(matmuls("w"), ALL_OFF)
     with pytest.raises(BackwardNotBuiltError, match='build its kernels without backward = "off", '):
-        built_products.check(products("w"), build({"tn"}))
+        built_matmuls.check(matmuls("w"), build({"tn"}))
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_the_forward_call_refuses_whatever_its_way(way):
 
 
 @pytest.mark.usefixtures("forward_only")
-def test_a_bias_and_scales_need_no_product_of_a_gradient():
+def test_a_bias_and_scales_need_no_matmul_of_a_gradient():
     x, w = torch.randn(8, 16).bfloat16(), torch.randn(24, 16).bfloat16()
     bias = torch.randn(24).bfloat16().requires_grad_()
     sw.matmul(x, w.t(), bias).sum().backward()
@@ -139,31 +139,29 @@ that layout are there for the gradient of a weight."""
 
 
 def served(op: str, a_dtype: str, b_dtype: str, layout: str) -> set[str]:
-    """The roles of the products that a kernel of these operands computes."""
+    """The roles of the matmuls that a kernel of these operands computes."""
     if op == "scaled_mm":
         # Gradients of a layer may be quantized to e5m2, activations and weights are not.
         forward, gradient = ("e4m3", "e4m3", "tensor"), (a_dtype, b_dtype, "tensor")
         both = frozenset("ab")
         calls = [
-            needs.of_quantizing_layer(
-                dtype="bf16", forward=forward, dgrad=gradient, wgrad=gradient, needs_input_grad=both
-            )
+            needs.linear_matmuls(dtype="bf16", forward=forward, dgrad=gradient, wgrad=gradient, needs_input_grad=both)
         ]
     else:
         needed = frozenset("ab" if op == "matmul" else "")
         calls = [
-            needs.products(op, dtypes=(a_dtype, b_dtype, a_dtype), layout=one, needs_input_grad=needed)
-            for one in FORWARD_LAYOUTS[op]
+            needs.matmuls(op, dtypes=(a_dtype, b_dtype, a_dtype), layout=forward_layout, needs_input_grad=needed)
+            for forward_layout in FORWARD_LAYOUTS[op]
         ]
     return {
-        product.role
-        for product in itertools.chain(*calls)
-        if (product.layout, product.a_dtype, product.b_dtype) == (layout, a_dtype, b_dtype)
+        matmul.role
+        for matmul in itertools.chain(*calls)
+        if (matmul.layout, matmul.a_dtype, matmul.b_dtype) == (layout, a_dtype, b_dtype)
     }
 
 
 def test_kernels_of_this_build_serve_what_needs_says():
-    """The build derives it in Starlark (served_products), from the same facts."""
+    """The build derives it in Starlark (served_matmuls), from the same facts."""
     found = manifest.installed()
     kernels = [*found.kernels.values(), *found.removed.values()] if found else []
     if not any(kernel.serves for kernel in kernels):

@@ -1,4 +1,4 @@
-"""Which products a layer in fp8 needs, as a table of every recipe and every set of needs; and what it refuses."""
+"""Which matmuls a layer in fp8 needs, as a table of every recipe and every set of needs; and what it refuses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TENSOR, ROW, BLOCK = (("e4m3", "e4m3", scales) for scales in ("tensor", "row", "
 WIDE = ("e5m2", "e4m3", "tensor")
 HIGH = ("bf16", "bf16", "")
 
-# recipe -> operands of the forward product, dgrad and wgrad; HIGH is not quantized
+# recipe -> operands of the forward matmul, dgrad and wgrad; HIGH is not quantized
 TABLE = {
     "tensorwise": (TENSOR, WIDE, WIDE),
     "rowwise": (ROW, ROW, ROW),
@@ -35,7 +35,7 @@ def test_the_table_has_every_recipe():
 
 @pytest.mark.parametrize("needed", list(itertools.product((False, True), repeat=3)), ids=str)
 @pytest.mark.parametrize("recipe", TABLE)
-def test_products_of_a_recipe(recipe, needed):
+def test_matmuls_of_a_recipe(recipe, needed):
     expected = []
     for role, operands, is_needed in zip(("forward", "dgrad", "wgrad"), TABLE[recipe], (True, *needed)):
         if is_needed:
@@ -43,16 +43,17 @@ def test_products_of_a_recipe(recipe, needed):
             expected.append((role, op, layout, operands, "bf16"))
     if needed[2]:
         expected.append(("dbias", "matmul", "", ("bf16", "", ""), "bf16"))
-    found = recipes._needed_products(recipe, torch.bfloat16, needed)
+    found = recipes._needed_matmuls(recipe, torch.bfloat16, needed)
     assert [
-        (one.role, one.op, one.layout, (one.a_dtype, one.b_dtype, one.scales), one.out_dtype) for one in found
+        (matmul.role, matmul.op, matmul.layout, (matmul.a_dtype, matmul.b_dtype, matmul.scales), matmul.out_dtype)
+        for matmul in found
     ] == expected
 
 
 @pytest.fixture
 def forward_only(monkeypatch):
     monkeypatch.setattr(manifest, "installed", lambda: Manifest({}, has_backward=False))
-    caches = recipes._needed_products, backward.is_saved
+    caches = recipes._needed_matmuls, backward.is_saved
     for cache in caches:
         cache.cache_clear()
     yield
