@@ -14,7 +14,7 @@ from stoneware.ops.grouped_mm import api
 from stoneware.ops.tensor_checks import TORCH_DTYPES
 from stoneware.specs import tolerance
 from stoneware.specs.grouped_mm_problem import Problem
-from stoneware.specs.product import unit
+from stoneware.specs.problem import unit
 
 KERNELS = fitting_kernels.of("grouped_mm")
 every_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=fitting_kernels.kernel_id)

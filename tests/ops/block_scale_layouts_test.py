@@ -190,7 +190,7 @@ def test_what_is_measured_for_the_key_is_of_the_layout_that_torch_takes():
     problem = row_major(128, 4096, 7040)
     dense = Problem.dense(m=128, n=4096, k=7040, scales="block")
     assert problem != dense and problem.key == dense.key
-    assert problem.as_filed == dense
-    assert dataclasses.replace(problem, has_bias=True).as_filed == dataclasses.replace(dense, has_bias=True)
+    assert problem.representative == dense
+    assert dataclasses.replace(problem, has_bias=True).representative == dataclasses.replace(dense, has_bias=True)
     plain = Problem.dense(m=128, n=4096, k=7040)
-    assert plain.as_filed is plain
+    assert plain.representative is plain

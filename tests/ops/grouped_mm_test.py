@@ -178,7 +178,7 @@ def test_the_key_has_the_mean_rows_of_a_group():
 
 def test_a_miss_is_measured_at_the_whole_mean_and_without_views():
     problem = Problem(m=33, n=32, k=64, num_groups=8, lda=80, ldb=96, ldd=48, group_stride_b=33 * 96)
-    measured = problem.as_filed
+    measured = problem.representative
     assert measured == Problem.dense(m=40, n=32, k=64, num_groups=8)
     assert measured.key == problem.key
 

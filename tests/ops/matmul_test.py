@@ -279,7 +279,7 @@ def test_what_one_product_was_measured_to_take_does_not_answer_for_a_batch():
     assert OPERATION.decide(batch, H200).step == "heuristic"
     assert OPERATION.decide(batch, H200).config.kernel == "torch.mm"
     strided = replace(batch, batch_stride_a=0, lda=4104)
-    assert batch.as_filed == strided.as_filed == batch
+    assert batch.representative == strided.representative == batch
     # Of eight experts some m were measured; they answer for those nearby, and for no other shape.
     experts = {"n": 14336, "k": 4096, "batch": 8}
     for m, step in (
@@ -306,8 +306,8 @@ def test_what_one_product_was_measured_to_take_does_not_answer_for_a_batch():
         ({"batch": 2**31}, ValueError, "batch=2147483648 must be at most 2**31-1"),
         ({"batch_stride_a": -8}, ValueError, "batch_stride_a=-8 must be at least 0"),
         ({"batch": 1}, ValueError, "must be 0 with batch=1"),
-        ({"batch_stride_d": 127}, ValueError, "batch_stride_d=127 and ldd=128 must keep 2 products"),
-        ({"batch_stride_d": 128}, ValueError, "batch_stride_d=128 and ldd=128 must keep 2 products"),
+        ({"batch_stride_d": 127}, ValueError, "batch_stride_d=127 and ldd=128 must keep 2 matmuls"),
+        ({"batch_stride_d": 128}, ValueError, "batch_stride_d=128 and ldd=128 must keep 2 matmuls"),
         ({"out_dtype": "fp16"}, ValueError, "out_dtype='fp16' must be one of bf16, fp32"),
     ],
 )

@@ -38,7 +38,7 @@ from stoneware.ops import operation_of
 from stoneware.runtime.device import Device, cuda_device
 from stoneware.sessions import session
 from stoneware.sessions.session import Ranks
-from stoneware.specs.product import Product
+from stoneware.specs.problem import AnyProblem
 from stoneware.tuning import policy
 from stoneware.tuning.lookup import Decision
 from stoneware.tuning.samples import Sample
@@ -50,7 +50,7 @@ from tools.gpu_check.held_out_problems import SETS
 PARTS = {"first": 0.8, "again": 0.2}
 """Each part's share of --minutes."""
 
-Problems = Mapping[str, Sequence[Product]]
+Problems = Mapping[str, Sequence[AnyProblem]]
 """Set -> its problems."""
 
 
@@ -96,7 +96,7 @@ class HeldOut:
     """
 
     def __init__(
-        self, folder: pathlib.Path, problems: Problems, device: Device, decide: Callable[[Product], Decision]
+        self, folder: pathlib.Path, problems: Problems, device: Device, decide: Callable[[AnyProblem], Decision]
     ) -> None:
         self._folder, self._problems, self._device, self._decide = folder, problems, device, decide
 
@@ -119,7 +119,7 @@ class HeldOut:
         ]
         return [row for row in rows if row is not None]
 
-    def to_measure(self, part: str, again: int) -> list[Product]:
+    def to_measure(self, part: str, again: int) -> list[AnyProblem]:
         """The problems of a part, of all sets in turn; the second part repeats the worst `again` of each set."""
         if part == "first":
             return held_out_problems.interleaved(list(self._problems.values()))
@@ -131,7 +131,7 @@ class HeldOut:
             ]
         )
 
-    def candidates_of(self, problem: Product) -> tuple[list[Config], list[Config]]:
+    def candidates_of(self, problem: AnyProblem) -> tuple[list[Config], list[Config]]:
         """As `candidates.of_problem`; the choice is always timed."""
         always, others = candidates.of_problem(operation_of(problem.key.op), problem, self._device)
         choice = self._decide(problem).config
@@ -150,14 +150,14 @@ class HeldOut:
         }
 
 
-def wheels_decision(device: Device) -> Callable[[Product], Decision]:
+def wheels_decision(device: Device) -> Callable[[AnyProblem], Decision]:
     """Decides by the wheel's table alone, from now on in this process."""
     policy.use_wheel_only()
     return lambda problem: operation_of(problem.key.op).decide(problem, device, lists_refusals=False)
 
 
 def measure(
-    held_out: HeldOut, part: str, problems: Sequence[Product], ranks: Ranks, settings: Settings, seconds: float
+    held_out: HeldOut, part: str, problems: Sequence[AnyProblem], ranks: Ranks, settings: Settings, seconds: float
 ) -> None:
     """This rank's share of a part; returns when it is done, or its time is over."""
     ordinal = ranks.local_rank

@@ -18,7 +18,7 @@ from stoneware.kernels.key import Key
 from stoneware.sessions import model
 from stoneware.sessions.model import Layer
 from stoneware.specs import spec_of
-from stoneware.specs.product import Product
+from stoneware.specs.problem import AnyProblem
 from stoneware.tuning import table_file
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
@@ -166,7 +166,7 @@ SETS: dict[str, ProblemSet] = {
 }
 
 
-def draw(name: str, seed: int) -> Iterator[Product]:
+def draw(name: str, seed: int) -> Iterator[AnyProblem]:
     """The problems of a set, without end; layers of models and random sizes take turns."""
     rng, problem_set = random.Random(f"{seed} {name}"), SETS[name]
     layers = [layer for layer in _layers() if problem_set.has(layer)]
@@ -179,7 +179,7 @@ def draw(name: str, seed: int) -> Iterator[Product]:
             continue  # a layer whose sizes the op does not take
 
 
-def draw_of_table(name: str, seed: int, weights: Sequence[Key]) -> Iterator[Product]:
+def draw_of_table(name: str, seed: int, weights: Sequence[Key]) -> Iterator[AnyProblem]:
     """Problems with the (n, k) of some keys and any m, without end; those of users lie between the measured m."""
     rng, problem_set = random.Random(f"{seed} {name} table"), SETS[name]
     is_wgrad = problem_set.product == "wgrad"
@@ -192,7 +192,7 @@ def draw_of_table(name: str, seed: int, weights: Sequence[Key]) -> Iterator[Prod
         yield spec_of(problem_set.op).make_problem(**sizes, **problem_set.options)
 
 
-def take(name: str, seed: int, count: int, measured: Callable[[str], frozenset[Key]] | None = None) -> list[Product]:
+def take(name: str, seed: int, count: int, measured: Callable[[str], frozenset[Key]] | None = None) -> list[AnyProblem]:
     """The first `count` problems of a set that were not measured in their family, none twice.
 
     Args:
@@ -204,7 +204,7 @@ def take(name: str, seed: int, count: int, measured: Callable[[str], frozenset[K
     kind = next(draw(name, seed)).key.kind
     of_table = draw_of_table(name, seed, sorted(key for key in weights if key.kind == kind))
     mixed = (problem for pair in itertools.zip_longest(apart, of_table) for problem in pair if problem is not None)
-    chosen: dict[Key, Product] = {}
+    chosen: dict[Key, AnyProblem] = {}
     while len(chosen) < count:
         problem = next(mixed)
         if problem.key not in keys:
@@ -217,7 +217,7 @@ def shapes(name: str, seed: int, count: int) -> list[str]:
     return [f"{problem.m}x{problem.n}x{problem.k}" for problem in take(name, seed, count)]
 
 
-def interleaved(of_sets: Sequence[Sequence[Product]]) -> list[Product]:
+def interleaved(of_sets: Sequence[Sequence[AnyProblem]]) -> list[AnyProblem]:
     """One of each set in turn, so that whatever is cut off at the end is of all sets."""
     turns = itertools.zip_longest(*of_sets)
     return [problem for turn in turns for problem in turn if problem is not None]

@@ -11,7 +11,7 @@ from stoneware.specs import OPS, spec_of
 
 if TYPE_CHECKING:
     from stoneware.specs.op_spec import OpSpec
-    from stoneware.specs.product import Product
+    from stoneware.specs.problem import AnyProblem
 
 SCALE_KINDS = ("row", "tensor")
 
@@ -26,7 +26,7 @@ def problems(
     out_dtypes: Sequence[str] = ("bf16",),
     layouts: Sequence[str] = ("nt",),
     dtypes: Sequence[str] = ("e4m3", "bf16"),
-) -> list[Product]:
+) -> list[AnyProblem]:
     """Every combination, in a fixed order and none twice; the arguments are the flags of
     `stoneware tune`, and an op takes those that it knows.
 
@@ -105,6 +105,6 @@ def _sizes(shape: str, specs: Sequence[OpSpec]) -> tuple[int, ...]:
     return tuple(map(int, sizes))
 
 
-def cost(problem: Product) -> float:
+def cost(problem: AnyProblem) -> float:
     """Relative time of a problem, to estimate the remaining time: a fixed part, and the arithmetic."""
     return 1.0 + spec_of(problem.key.op).num_operations(problem.key) / 2e12

@@ -156,7 +156,7 @@ class Operation:
                 if tuning.EPOCH[0] != epoch:  # another thread may have measured this very problem
                     decision = self.decide(problem, device, **asked)
                 if decision.is_miss:
-                    candidates.tune_on_miss(self, problem.as_filed, device)
+                    candidates.tune_on_miss(self, problem.representative, device)
                     decision = self.decide(problem, device, **asked)
         if decision.config.backend == REFERENCE and backend is None and config is None:
             _say_reference(self.spec.name, device, decision)

@@ -13,7 +13,7 @@ from stoneware.ops.backend import Plan
 from stoneware.runtime.device import CPU, Device, cuda_device
 from stoneware.runtime.dtypes import DTYPE_NAMES, TORCH_DTYPES
 from stoneware.specs.op_spec import OpSpec
-from stoneware.specs.product import UNIT_BYTES, is_free_of_overlap
+from stoneware.specs.problem import UNIT_BYTES, is_free_of_overlap
 
 NamedTensors = Iterable[tuple[str, torch.Tensor | None]]
 

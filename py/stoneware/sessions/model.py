@@ -26,7 +26,7 @@ from stoneware.tuning.sources import Source
 if TYPE_CHECKING:
     import torch
 
-    from stoneware.specs.product import Product
+    from stoneware.specs.problem import AnyProblem
     from stoneware.tuning.store import Store
 
 DTYPES = ("bf16", "fp16", "fp8", "fp8_block")
@@ -179,7 +179,7 @@ def tokens_up_to(most: int) -> list[int]:
 
 def problems(
     found: Sequence[Layer], tokens: Sequence[int], dtypes: Sequence[str] = ("bf16", "fp8")
-) -> tuple[list[Product], list[str]]:
+) -> tuple[list[AnyProblem], list[str]]:
     """What to measure: each layer at each number of tokens, in each dtype.
 
     A language model's head and a router stay in 16 bits. Of experts the tokens are spread evenly.
@@ -193,7 +193,7 @@ def problems(
     unknown = sorted(set(dtypes) - set(DTYPES))
     if unknown or not dtypes:
         raise ValueError(f"dtypes={','.join(unknown)} must be among {', '.join(DTYPES)}; name some of them")
-    taken: dict[Product, None] = {}
+    taken: dict[AnyProblem, None] = {}
     skipped: list[str] = []
     for layer in found:
         for dtype in dtypes:
@@ -206,7 +206,7 @@ def problems(
     return list(taken), skipped
 
 
-def _of_layer(layer: Layer, dtype: str, tokens: Sequence[int]) -> Iterator[Product]:
+def _of_layer(layer: Layer, dtype: str, tokens: Sequence[int]) -> Iterator[AnyProblem]:
     sizes = {"n": layer.n, "k": layer.k}
     if layer.num_experts:
         if dtype in ("fp16", "fp8_block"):
@@ -250,7 +250,7 @@ class Gain:
         )
 
 
-def gain(measured: Sequence[Product], store: Store, device: DeviceFingerprint) -> Gain:
+def gain(measured: Sequence[AnyProblem], store: Store, device: DeviceFingerprint) -> Gain:
     """Compares the choices by a store's samples with torch and with the wheel's table, at these problems.
 
     Args:

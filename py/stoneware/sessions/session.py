@@ -36,7 +36,7 @@ from stoneware.tuning.samples import Run, Sample, decode
 from stoneware.tuning.store import user_store
 
 if TYPE_CHECKING:
-    from stoneware.specs.product import Product
+    from stoneware.specs.problem import AnyProblem
     from stoneware.tuning.store import Store
 
 _MOST_LOSSES = 2
@@ -121,7 +121,7 @@ class Summary:
 
 
 def tune(
-    problems: Sequence[Product],
+    problems: Sequence[AnyProblem],
     store: Store,
     ordinal: int,
     settings: Settings,
@@ -192,7 +192,7 @@ class Session:
         self._num_given_up = 0
         self._summary = Summary(run=self.run.id)
 
-    def measure(self, problems: Sequence[Product], ranks: Ranks) -> Summary:
+    def measure(self, problems: Sequence[AnyProblem], ranks: Ranks) -> Summary:
         """Measures those of the problems that belong to this rank."""
         begin, summary = time.monotonic(), self._summary
         own = problems[ranks.rank :: ranks.world_size]
@@ -228,7 +228,7 @@ class Session:
             if run.device.same_hardware(self.run.device)
         }
 
-    def _missing(self, problem: Product, known: Mapping[tuple[AnyKey, AnyConfig, str], Sample]) -> list[Config]:
+    def _missing(self, problem: AnyProblem, known: Mapping[tuple[AnyKey, AnyConfig, str], Sample]) -> list[Config]:
         """What to measure of a problem: the candidates without a sample, and those they must beat."""
         always, others = self.candidates_of(problem)
         samples = {config: known.get((problem.key, config, self.digest(config))) for config in (*always, *others)}
@@ -239,7 +239,7 @@ class Session:
         racing = dict.fromkeys([*always, *sorted(right_us, key=right_us.__getitem__)[:1], *missing])
         return [config for config in racing if config in right_us or samples[config] is None]
 
-    def _measure(self, problem: Product, configs: Sequence[Config]) -> str:
+    def _measure(self, problem: AnyProblem, configs: Sequence[Config]) -> str:
         """Measures one problem, in as many processes as it takes; returns the outcome."""
         taken: dict[AnyConfig, Sample] = {}
         num_losses = 0
@@ -275,7 +275,7 @@ class Session:
                     return self._not_measured(problem, str(error))
         return self._outcome(taken)
 
-    def _lost(self, problem: Product, config: Config, error: WorkerLost) -> Sample:
+    def _lost(self, problem: AnyProblem, config: Config, error: WorkerLost) -> Sample:
         """The sample of a candidate that took its process along."""
         return Sample(
             key=problem.key,
@@ -296,7 +296,7 @@ class Session:
                 "then start again to continue"
             )
 
-    def _not_measured(self, problem: Product, reason: str) -> str:
+    def _not_measured(self, problem: AnyProblem, reason: str) -> str:
         self._summary.failures.append((str(problem), reason))
         self.reporter.note(f"{problem} cannot be measured: {reason}")
         return f"cannot be measured: {reason}"

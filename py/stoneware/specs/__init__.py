@@ -1,6 +1,6 @@
-"""What the ops are, free of torch: names, arguments, problems, heuristics and named layers.
+"""The specs of the ops: names, arguments, problems, heuristics and named layers. Imports without torch.
 
-Every floor above may use them. Importing this package imports no op; `spec_of` imports the one it returns.
+Every floor above may use them. Importing this package imports no op; `spec_of` imports what it returns.
 """
 
 from __future__ import annotations
@@ -20,5 +20,5 @@ OPS = {
 
 
 def spec_of(op: str) -> OpSpec:
-    """The spec of an op; KeyError if there is no such op."""
+    """The spec of an op; KeyError for another name."""
     return importlib.import_module(OPS[op]).SPEC

@@ -1,4 +1,4 @@
-"""The spec of grouped_mm, its heuristic and its named layers. Free of torch."""
+"""The spec of grouped_mm, its heuristic and its named layers. Imports without torch."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ EXPERTS: dict[str, tuple[int, int, int]] = {
 """Layer -> (groups, n, k). From the models' config.json: Mixtral 8x7B has 8 experts, hidden 4096,
 intermediate 14336; DeepSeek-V3 256 experts, hidden 7168, expert width 2048, here all on one GPU and
 on one of eight; GPT-OSS 32 (20B) or 128 (120B) experts, hidden and intermediate 2880; Qwen3 30B A3B
-128 experts, hidden 2048, expert width 768. Gate and up projection are one product."""
+128 experts, hidden 2048, expert width 768. Gate and up projection are one matmul."""
 
 ROWS_PER_GROUP = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048)
-"""Tokens an expert has on average: decoding up to a prefill."""
+"""Mean number of tokens of an expert: from decoding to a prefill."""
 
 MAX_ROWS = 131072
-"""Of all groups of a workload together: a prefill of 16384 tokens of which each goes to 8 experts,
-as in DeepSeek-V3 and Qwen3 30B A3B. For more rows the largest that was measured answers."""
+"""The most rows that are tuned, over all groups: a prefill of 16384 tokens with 8 experts each, like in
+DeepSeek-V3 and Qwen3 30B A3B. More rows use the entry of the largest measured problem."""
 
 
 def preferred(key: Key, compute_capability: tuple[int, int], manifest: Manifest) -> list[Config]:
-    """Configs where nothing was measured, best first; the first is the canonical config."""
+    """The configs to try without a measurement, best first; the first is the canonical config."""
     return [*by_tile_m(key, compute_capability, manifest.select(op=key.op, backend="sm90")), VENDOR]
 
 
@@ -65,7 +65,7 @@ SPEC = OpSpec(
     preferred=preferred,
     preferred_reason=(
         "no measurement applies; of our kernels for Hopper the one with the smallest tile that still "
-        "covers the mean rows of a group, else torch's grouped product"
+        "covers the mean rows of a group, otherwise torch._grouped_mm"
     ),
     forms={4: "GxMxNxK, G groups of M rows on average, such as 8x16x4096x14336"},
     layers=EXPERTS,

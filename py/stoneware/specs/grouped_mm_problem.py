@@ -3,7 +3,7 @@
     d[m, n] = scale_a[m] * scale_b[g, n] * (a[m, k] @ b[g, k, n])  for the rows m of group g
 
 a is row-major with leading dimension lda, each b[g] column-major with ldb, d row-major with ldd;
-strides count elements. Which rows a group has is known on the device alone. Free of torch, so that
+strides count elements. Only the device has the offsets of the groups. Imports without torch, so that
 the build and `explain` can use it.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from stoneware.runtime.fast_dataclass import dataclass
-from stoneware.specs.product import Product, check_count, dense, unit
+from stoneware.specs.problem import AnyProblem, check_count, dense, unit
 
 OP = "grouped_mm"
 
@@ -23,12 +23,12 @@ IN_DTYPES = tuple(OUT_DTYPES)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem(Product):
+class Problem(AnyProblem):
     """One grouped matmul; the fields are validated and every message has rule, value, remedy.
 
     Attributes:
-      m: rows of a, of all groups together; at least 1.
-      n, k: sizes of each group's b; of whole units of 16 bytes of the operands.
+      m: rows of a, over all groups; at least 1.
+      n, k: sizes of each group's b; multiples of 16 bytes of the operands.
       num_groups: at least 1.
       a_dtype, b_dtype: "e4m3", with scales, or "bf16", without; both the same.
       out_dtype: "bf16", or with e4m3 also "fp16".
@@ -41,7 +41,7 @@ class Problem(Product):
     """
 
     op: ClassVar[str] = OP
-    counts: ClassVar[tuple[str, ...]] = (*Product.counts, "num_groups")
+    counts: ClassVar[tuple[str, ...]] = (*AnyProblem.counts, "num_groups")
     strides: ClassVar[tuple[str, ...]] = ("group_stride_b",)
 
     num_groups: int
@@ -53,8 +53,8 @@ class Problem(Product):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count("num_groups", self.num_groups, remedy="pass how many groups there are")
-        self.check_known({"a_dtype": IN_DTYPES, "b_dtype": (self.a_dtype,)})
-        self.check_known({"out_dtype": OUT_DTYPES[self.a_dtype]})
+        self.check_choices({"a_dtype": IN_DTYPES, "b_dtype": (self.a_dtype,)})
+        self.check_choices({"out_dtype": OUT_DTYPES[self.a_dtype]})
         self.check_sizes(in_units=True)
         remedy = "copy the view into a dense tensor"
         check_count("group_stride_b", self.group_stride_b, least=0, multiple=unit(self.b_dtype), remedy=remedy)
@@ -77,13 +77,12 @@ class Problem(Product):
 
     @property
     def rows_per_group(self) -> int:
-        """The mean, rounded up: offsets are on the device, and reading them would wait for it."""
+        """The mean, rounded up: reading the offsets from the device would synchronize."""
         return -(-self.m // self.num_groups)
 
     @property
-    def as_filed(self) -> Problem:
-        """The problem that is measured for the key: with dense tensors, and the mean number of rows per
-        group in the key."""
+    def representative(self) -> Problem:
+        """Dense tensors, in which every group has the mean number of rows."""
         return Problem.dense(
             m=self.rows_per_group * self.num_groups,
             n=self.n,
@@ -94,11 +93,11 @@ class Problem(Product):
         )
 
     @property
-    def filed_m(self) -> int:
+    def key_m(self) -> int:
         return self.rows_per_group
 
     @property
-    def filed_groups(self) -> int:
+    def key_groups(self) -> int:
         return self.num_groups
 
     def __str__(self) -> str:

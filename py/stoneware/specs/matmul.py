@@ -1,4 +1,4 @@
-"""The spec of matmul and its heuristic. Free of torch."""
+"""The spec of matmul and its heuristic. Imports without torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VENDOR = Config(backend=VENDOR_BACKEND, kernel="torch.mm")
 
 
 def preferred(key: Key, compute_capability: tuple[int, int], manifest: Manifest) -> list[Config]:
-    """Configs where nothing was measured, best first; the first is the canonical config."""
+    """The configs to try without a measurement, best first; the first is the canonical config."""
     return [
         VENDOR,
         *(
@@ -39,13 +39,13 @@ SPEC = OpSpec(
     name=OP,
     inputs={"a": "Tensor", "b": "Tensor", "bias": "Tensor?"},
     arguments=(("out_dtype", "ScalarType?"),),
-    must_be_aligned=False,  # the vendor library takes them where ours do not
+    must_be_aligned=False,  # the vendor library takes unaligned tensors
     problem=Problem,
     make_problem=Problem.dense,
     takes=("has_bias", "batch", "layout"),
     preferred=preferred,
     preferred_reason=("no measurement applies; the vendor library, which has kernels for every arch and size"),
-    forms={3: SHAPE_FORM, 4: "BxMxNxK, a batch of B products, such as 128x16x512x128"},
+    forms={3: SHAPE_FORM, 4: "BxMxNxK, a batch of B matmuls, such as 128x16x512x128"},
     layers=WEIGHTS,
     m_values=lambda sizes: M_VALUES,
     choices={"out_dtypes": DTYPES, "layouts": LAYOUTS},

@@ -1,9 +1,9 @@
 """A bf16 or fp16 matmul as plain values: the description of a call for look-up, backends and explain.
 
-    d[i, m, n] = a[i, m, k] @ b[i, k, n] + bias[n]     for each i of a batch, which may be of one
+    d[i, m, n] = a[i, m, k] @ b[i, k, n] + bias[n]     for each i of the batch
 
-Leading dimensions and strides count elements. Free of torch, so that the build and `explain` can
-use it.
+Leading dimensions and strides count elements. Imports without torch, so that the build and `explain`
+can use it.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import ClassVar
 
 from stoneware.kernels.key import LAYOUTS
 from stoneware.runtime.fast_dataclass import dataclass
-from stoneware.specs.product import Product, check_count, check_int, check_known, dense, is_free_of_overlap
+from stoneware.specs.problem import AnyProblem, check_choice, check_count, check_int, dense, is_free_of_overlap
 
 OP = "matmul"
 DTYPES = ("bf16", "fp16")
 WIDE_DTYPE = "fp32"
-"""What d may be instead of the operands' dtype."""
+"""The other dtype that d may have."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem(Product):
+class Problem(AnyProblem):
     """One matmul, or a batch of one shape; the fields are validated and every message has rule,
     value, remedy.
 
     Attributes:
-      m, n, k: sizes of one product, at least 1.
+      m, n, k: sizes of one matmul, at least 1.
       a_dtype, b_dtype: "bf16" or "fp16", both the same.
       out_dtype: the same, or "fp32".
       layout: of a and b, "n" for row-major and "t" for column-major; "nt" is a @ weight.t().
@@ -34,10 +34,10 @@ class Problem(Product):
       lda, ldb: stride of the operand's outer dimension: of rows for "n", of columns for "t".
       ldd: stride of the rows of d, which is row-major.
       is_aligned: whether the pointers of a, b and d are multiples of 16 bytes.
-      batch: products of this shape.
-      batch_stride_a, batch_stride_b: from one product's operand to the next one's; 0 if all have
-        the same one, and if there is one product.
-      batch_stride_d: the same of d; 0 if there is one product.
+      batch: number of matmuls of this shape.
+      batch_stride_a, batch_stride_b: from an operand of one matmul to that of the next; 0 if all share
+        it, and for a batch of 1.
+      batch_stride_d: the same for d; 0 for a batch of 1.
 
     Raises:
       TypeError: a size or a leading dimension is not an int.
@@ -45,7 +45,7 @@ class Problem(Product):
     """
 
     op: ClassVar[str] = OP
-    counts: ClassVar[tuple[str, ...]] = (*Product.counts, "batch")
+    counts: ClassVar[tuple[str, ...]] = (*AnyProblem.counts, "batch")
     strides: ClassVar[tuple[str, ...]] = ("batch_stride_a", "batch_stride_b", "batch_stride_d")
 
     a_dtype: str = "bf16"
@@ -61,17 +61,17 @@ class Problem(Product):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_known({"a_dtype": DTYPES, "b_dtype": (self.a_dtype,), "out_dtype": (self.a_dtype, WIDE_DTYPE)})
-        self.check_known({"layout": LAYOUTS})
+        self.check_choices({"a_dtype": DTYPES, "b_dtype": (self.a_dtype,), "out_dtype": (self.a_dtype, WIDE_DTYPE)})
+        self.check_choices({"layout": LAYOUTS})
         self.check_sizes(in_units=False)
-        check_count("batch", self.batch, remedy="leave it out for one product")
+        check_count("batch", self.batch, remedy="leave it out for one matmul")
         for name in self.strides:
             if self.batch == 1 and getattr(self, name):
                 raise ValueError(f"{name}={getattr(self, name)} must be 0 with batch=1; leave it out")
         if self.batch > 1 and not is_free_of_overlap((self.batch, self.m, self.n), (self.batch_stride_d, self.ldd, 1)):
             raise ValueError(
                 f"batch_stride_d={self.batch_stride_d} and ldd={self.ldd} must keep {self.batch} "
-                f"products of m={self.m}, n={self.n} apart, or they would overwrite one another; "
+                f"matmuls of m={self.m}, n={self.n} apart, or they would overwrite one another; "
                 "pass an out that is not expanded"
             )
 
@@ -91,9 +91,9 @@ class Problem(Product):
         """The problem whose tensors are not views; `out_dtype` is `dtype` if it is left out.
 
         Raises:
-          TypeError, ValueError: as of the class.
+          TypeError, ValueError: see the class.
         """
-        check_known("layout", layout, LAYOUTS)
+        check_choice("layout", layout, LAYOUTS)
         check_int("batch", batch)
         return cls(
             **dense(m, n, k, layout),
@@ -109,9 +109,8 @@ class Problem(Product):
         )
 
     @property
-    def as_filed(self) -> Problem:
-        """The problem that is measured for the key: a batch of dense tensors, whatever strides the
-        call that missed has. One product is measured as it is."""
+    def representative(self) -> Problem:
+        """A batch of dense tensors, whatever the strides of this one; a single matmul represents itself."""
         if self.batch == 1:
             return self
         return Problem.dense(
@@ -126,10 +125,10 @@ class Problem(Product):
         )
 
     @property
-    def filed_groups(self) -> int:
-        """The products of a batch. A batch that shares b is one product of all its rows wherever the
-        strides of a and d allow (layouts.py). What one product was measured to take says little of
-        many, which fill the grid sooner and which the vendor library computes with other kernels."""
+    def key_groups(self) -> int:
+        """The size of a batch. The time of one matmul predicts little about a batch, which fills the grid
+        sooner and which the vendor library computes with other kernels. A batch that shares b becomes one
+        matmul over all its rows if the strides of a and d allow it (layouts.py)."""
         return self.batch if self.batch > 1 else 0
 
     def __str__(self) -> str:

@@ -1,10 +1,10 @@
-"""The spec of an op: one value from which everything that is not the op's own arithmetic is made.
+"""The spec of an op: one value that describes everything but the op's arithmetic.
 
 The torch operator (registration.py), the plan cache (plan_cache.py), the look-up (dispatch.py),
 `explain`, `tune` and its measuring process, the report and the GPU checks all read an OpSpec. An op
 consists of
 
-    specs/<op>.py                SPEC, an OpSpec. Free of torch: the build and `explain` import it
+    specs/<op>.py                SPEC, an OpSpec. Imports without torch, for the build and `explain`
     specs/<op>_problem.py        its Problem, from sizes or tensors
     measuring/<op>_operands.py   make(problem, device) and reference(operands), for measuring and checks
     ops/<op>/api.py              the function that users call, its OPERATION with the backends, its plans
@@ -22,7 +22,7 @@ from stoneware.kernels.config import Config
 from stoneware.kernels.key import ELEMENT_BYTES, Key
 from stoneware.kernels.manifest import Manifest
 from stoneware.runtime.fast_dataclass import dataclass
-from stoneware.specs.product import Product
+from stoneware.specs.problem import AnyProblem
 
 FLAGS = {
     "scales": "kinds of scales",
@@ -31,22 +31,22 @@ FLAGS = {
     "batch": "batch",
     "layout": "choice of a layout",
 }
-"""What describes a problem in addition to m, n, k, dtype and out_dtype -> its name in messages."""
+"""Field that describes a problem in addition to m, n, k, dtype and out_dtype -> its name in messages."""
 
 
 SHAPE_FORM = "MxNxK, such as 16x4096x14336"
-"""Of `--shapes` for one product."""
+"""A shape of `--shapes` for one matmul."""
 
 
-def product_operations(key: Key) -> int:
-    """Floating-point operations of a product, 2 m n k; or of those of all groups or of a batch."""
+def matmul_operations(key: Key) -> int:
+    """Floating-point operations, 2 m n k, of all groups or of the whole batch."""
     return 2 * key.m * key.n * key.k * max(1, key.num_groups)
 
 
-def product_bytes(key: Key) -> int:
-    """Bytes of a, b and the result of every group or product, each once; no scales, no bias.
+def matmul_bytes(key: Key) -> int:
+    """Bytes of a, b and the result of all groups or of the whole batch, without scales and bias.
 
-    A few more than are read where a group has no rows, as at a mean of one.
+    If a group has no rows, its b is counted although it is not read.
     """
     return max(1, key.num_groups) * (
         key.m * key.k * ELEMENT_BYTES[key.a_dtype]
@@ -55,8 +55,8 @@ def product_bytes(key: Key) -> int:
     )
 
 
-def product_tolerance(problem: Any) -> float:
-    """The largest relative error of a product, in the Frobenius norm."""
+def matmul_tolerance(problem: Any) -> float:
+    """The largest relative error of a result, in the Frobenius norm."""
     from stoneware.specs.tolerance import on_gpu
 
     return on_gpu(problem.a_dtype, problem.out_dtype, problem.k)
@@ -98,11 +98,11 @@ class OpSpec:
     inputs: Mapping[str, str]
     arguments: tuple[tuple[str, str], ...]
     must_be_aligned: bool = True
-    problem: type[Product]
+    problem: type[AnyProblem]
     make_problem: Callable[..., Any]
     takes: tuple[str, ...] = ()
     needs: Mapping[str, str] = field(default_factory=dict)
-    tolerance: Callable[[Any], float] = product_tolerance
+    tolerance: Callable[[Any], float] = matmul_tolerance
     preferred: Callable[[Key, tuple[int, int], Manifest], list[Config]]
     preferred_reason: str
     forms: Mapping[int, str]
@@ -112,8 +112,8 @@ class OpSpec:
     out_dtypes_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     problems: Callable[..., Iterator[Any]]
     m_title: str = "m"
-    num_operations: Callable[[Key], int] = product_operations
-    least_bytes: Callable[[Key], int] = product_bytes
+    num_operations: Callable[[Key], int] = matmul_operations
+    least_bytes: Callable[[Key], int] = matmul_bytes
 
     @property
     def tensors(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The spec of scaled_mm, its heuristic and its named layers. Free of torch."""
+"""The spec of scaled_mm, its heuristic and its named layers. Imports without torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BENCH_WEIGHTS: dict[str, tuple[int, int]] = {
 expert width 2048."""
 
 BENCH_M_VALUES = (1, 16, 64, 128, 512, 2048, 8192)
-"""Tokens at once, for benchmarks: decoding one by one and in batches, up to a prefill."""
+"""Tokens at once, for benchmarks: from decoding one token to a prefill."""
 
 WEIGHTS: dict[str, tuple[int, int]] = {
     **BENCH_WEIGHTS,
@@ -86,9 +86,9 @@ of 64, intermediate 2880); Llama 2 13B (hidden 5120, intermediate 13824); Llama 
 intermediate 8192); Qwen 2.5 7B (hidden 3584, intermediate 18944) and 72B (hidden 8192, intermediate
 29568); Qwen3 14B (hidden 5120, intermediate 17408); Mistral Small 24B (hidden 5120, 32 heads of 128,
 intermediate 32768); Falcon 40B (hidden 8192, up 32768); GPT-3 175B (hidden 12288, up 49152; its paper,
-table 2.1). Layers of other models with the same weights are not named twice: so they also spread
-over what lies between the largest and the smallest, for the nearest of them answers for a weight that
-is not here."""
+table 2.1). Layers of other models with the same weights are left out. The weights also
+cover the range between the smallest and the largest, because a weight that is not here uses the entry of
+the nearest one."""
 
 M_VALUES = (
     1,
@@ -127,19 +127,19 @@ M_VALUES = (
     4096,
     8192,
 )
-"""The m that are tuned. A kernel that is best for one m is seldom best for twice as many rows: so dense
-where tiles change, from 64 to 2048, and not of multiples of 64 alone, past which a last tile is nearly
-empty."""
+"""The m that are tuned. The fastest kernel for one m is seldom the fastest for twice as many rows, so
+the values are dense from 64 to 2048, where tiles change. Not all are multiples of 64: just past a
+multiple the last tile is nearly empty."""
 
 
 def preferred(key: Key, compute_capability: tuple[int, int], manifest: Manifest) -> list[Config]:
-    """Configs where nothing was measured, best first; the first is the canonical config.
+    """The configs to try without a measurement, best first; the first is the canonical config.
 
-    On an H200 the kernels that it takes up to m = 128 were 1.1 to 2 times as fast as
-    torch's rowwise ones, untuned, and those of e5m2 1.02 to 2.03 times (7 shapes). Those that it
-    would take above took 1.08 to 1.28 times as long (e5m2, 7 shapes, m of 512 to 14336), and those
-    with slow accumulation 1.06 to 1.42 times at any m (e4m3, 20 problems, m of 1 to 4096). The
-    vendor library comes before Triton because it has kernels for every arch and size.
+    Measured on an H200, untuned, against torch's rowwise kernels: up to m = 128 ours were 1.1 to 2 times
+    as fast, and those of e5m2 1.02 to 2.03 times (7 shapes). Above, ours took 1.08 to 1.28 times as long
+    (e5m2, 7 shapes, m of 512 to 14336), and with slow accumulation 1.06 to 1.42 times at any m (e4m3, 20
+    problems, m of 1 to 4096). The vendor library comes before Triton because it has kernels for every
+    arch and size.
     """
     ours, triton = (
         by_tile_m(key, compute_capability, manifest.select(op=key.op, backend=backend))
@@ -166,7 +166,7 @@ SPEC = OpSpec(
     preferred=preferred,
     preferred_reason=(
         f"no measurement applies; up to m = {LARGEST_SPLIT_M} with fast accumulation of our Hopper "
-        "kernels the one with the smallest tile that still covers m, else the vendor library, else "
+        "kernels the one with the smallest tile that still covers m; otherwise the vendor library, then "
         "our kernels by the same rule"
     ),
     forms={3: SHAPE_FORM},

@@ -7,10 +7,10 @@ and with block scales
     d[m, n] = sum_j scale_a[m, j] * scale_b[j, n // 128] * (a[m, block j of k] @ b[block j of k, n])
               + bias[n],    block j of k being its elements 128 j to 128 j + 127
 
-or with scale_b[j, n] of each column, where b is an activation or a gradient as a is.
+or with scale_b[j, n] of each column, if b is an activation or a gradient, like a.
 
 a is row-major with leading dimension lda, b column-major with ldb, d row-major with ldd; leading
-dimensions and strides count elements. Free of torch, so that the build and `explain` can use it.
+dimensions and strides count elements. Imports without torch, so that the build and `explain` can use it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from stoneware.errors import quoted
 from stoneware.runtime.fast_dataclass import dataclass
-from stoneware.specs.product import Product, check_k, dense
+from stoneware.specs.problem import AnyProblem, check_k, dense
 
 OP = "scaled_mm"
 IN_DTYPES = ("e4m3", "e5m2")
@@ -48,7 +48,7 @@ def padded_num_blocks(k: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem(Product):
+class Problem(AnyProblem):
     """One scaled matmul; the fields are validated and every message has rule, value, remedy.
 
     Attributes:
@@ -92,8 +92,8 @@ class Problem(Product):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_known({"a_dtype": IN_DTYPES, "b_dtype": IN_DTYPES, "out_dtype": OUT_DTYPES})
-        self.check_known({"scale_a": SCALE_A_KINDS, "scale_b": SCALE_B_KINDS})
+        self.check_choices({"a_dtype": IN_DTYPES, "b_dtype": IN_DTYPES, "out_dtype": OUT_DTYPES})
+        self.check_choices({"scale_a": SCALE_A_KINDS, "scale_b": SCALE_B_KINDS})
         if (self.scale_a == "block_1x128") != (self.scale_b in ("block_128x128", "block_1x128")):
             raise ValueError(
                 f"scale_a={quoted(self.scale_a)} and scale_b={quoted(self.scale_b)} must both be block scales "
@@ -121,9 +121,9 @@ class Problem(Product):
 
         Args:
           dtype: of a, and of b unless `b_dtype` is given.
-          scales: one of SCALES, or that of a and that of b as "tensor/row"; block scales lie as
-            torch wants them, scale_a [m, k / 128] with the strides (1, m), scale_b
-            [padded_num_blocks(k), ceil(n / 128)] with the strides (1, padded_num_blocks(k)), or of
+          scales: one of SCALES, or one for a and one for b, such as "tensor/row". Block scales have
+            torch's layout: scale_a [m, k / 128] with the strides (1, m), scale_b
+            [padded_num_blocks(k), ceil(n / 128)] with the strides (1, padded_num_blocks(k)), or for
             "block_1d" [k / 128, n], row-major.
         """
         kind_a, _, kind_b = scales.partition("/")
@@ -157,27 +157,27 @@ class Problem(Product):
         )
 
     @property
-    def as_filed(self) -> Problem:
-        """With block scales in the layout of `dense`: the key does not include scale strides, and a
-        backend's conversion of other layouts is not part of its measured time."""
+    def representative(self) -> Problem:
+        """This problem with block scales in the layout of `dense`. The key does not include scale strides,
+        and the measured time of a backend excludes its conversion from other layouts."""
         if not self.has_block_scales:
             return self
         from dataclasses import replace
 
-        laid = Problem.dense(m=self.m, n=self.n, k=self.k, scales=self.scales)
-        return replace(self, **{name: getattr(laid, name) for name in (*self.strides, "is_scale_b_padded")})
+        dense = Problem.dense(m=self.m, n=self.n, k=self.k, scales=self.scales)
+        return replace(self, **{name: getattr(dense, name) for name in (*self.strides, "is_scale_b_padded")})
 
     @property
     def scales(self) -> str:
-        """ "tensor" if both scales are, "block" or "block_1d" by the kind of scale_b, else "row": one scale of
-        each kind is filed as "row"."""
+        """ "tensor" if both scales are, "block" or "block_1d" by the kind of scale_b; otherwise "row", also for
+        "tensor/row" and "row/tensor"."""
         if self.has_block_scales:
             return "block_1d" if self.scale_b == "block_1x128" else "block"
         return "tensor" if self.scale_a == self.scale_b == "tensor" else "row"
 
     @property
     def accumulation(self) -> str:
-        """ "slow" or "fast"; the latter with block scales, which leave no choice."""
+        """ "slow" or "fast"; always "fast" with block scales, which leave no choice."""
         return "fast" if self.use_fast_accum or self.has_block_scales else "slow"
 
     @property

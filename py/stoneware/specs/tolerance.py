@@ -1,4 +1,4 @@
-"""The one table of tolerances: how far a right result may be from float64, by dtype and k.
+"""The one table of tolerances: how far a correct result may be from float64, by dtype and k.
 
 The error is relative, in the Frobenius norm. Its parts are independent, so they add in squares: one
 rounding of the result, and the sum of k products, whose errors of random sign grow like sqrt(k).
@@ -12,18 +12,18 @@ OUTPUT_ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-24}
 """Half a unit in the last place, relative: bf16 keeps 8 significant bits, fp16 11, fp32 24."""
 
 ACCUMULATOR_ROUNDING = {"fp32": 2.0**-24, "truncated": 2.0**-23, "fast": 4e-5}
-"""Relative rounding of one addition. "truncated": Hopper's 16-bit tensor cores cut a sum off where "fp32" rounds it.
+"""Relative rounding of one addition. "truncated": Hopper's 16-bit tensor cores truncate a sum that "fp32" rounds.
 "fast": its fp8 tensor cores keep about 14 bits of each sum (DeepSeek-V3 Technical Report, section
 3.3.2). docs/design/measuring.md has the errors that an H200 shows."""
 
 MAX_ERROR, MAX_ERROR_K = 5e-3, 16384
-"""No tolerance is larger, whatever the dtype, up to this k. Above it this bound grows with sqrt(k),
-as the error of the sum does."""
+"""The largest tolerance of any dtype up to this k. Above it the bound grows with sqrt(k), like the error
+of the sum."""
 
 MAX_ELEMENT_ERROR = 0.25
 """Largest error of one element, in units of its row's root mean square. The norm over a large
-result would hide a few wrong elements. One that is missing or from elsewhere is off by some 1.4 such
-units, while rounding to bf16 makes 2^-9 of the element itself."""
+result would hide a few wrong elements. An element that is missing or misplaced is off by about 1.4 such
+units; rounding to bf16 changes an element by 2^-9 of its value."""
 
 _EIGHT_BIT_DTYPES = ("e4m3", "e5m2")
 

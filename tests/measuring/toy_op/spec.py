@@ -8,14 +8,14 @@ from typing import ClassVar
 from stoneware.kernels.config import Config
 from stoneware.runtime.fast_dataclass import dataclass
 from stoneware.specs.op_spec import SHAPE_FORM, OpSpec
-from stoneware.specs.product import Product
+from stoneware.specs.problem import AnyProblem
 
 ADD = Config(backend="vendor", kernel="toy.add_300")
 ADDCMUL = Config(backend="vendor", kernel="toy.addcmul_200")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem(Product):
+class Problem(AnyProblem):
     op: ClassVar[str] = "toy_add"
     layout: ClassVar[str] = "nn"
 

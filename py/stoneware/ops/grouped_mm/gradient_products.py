@@ -17,7 +17,7 @@ import torch
 
 from stoneware.kernels.config import REFERENCE
 from stoneware.ops import registration
-from stoneware.specs.product import UNIT_BYTES
+from stoneware.specs.problem import UNIT_BYTES
 
 if TYPE_CHECKING:
     from stoneware.ops.backward import Rule, Tensors

@@ -18,7 +18,7 @@ from stoneware.ops.matmul.layouts import arrangement, result_shape
 from stoneware.runtime.dtypes import DTYPE_NAMES
 from stoneware.specs.matmul import SPEC
 from stoneware.specs.matmul_problem import DTYPES, WIDE_DTYPE, Problem
-from stoneware.specs.product import UNIT_BYTES
+from stoneware.specs.problem import UNIT_BYTES
 
 
 def result(a: torch.Tensor, b: torch.Tensor, *others: Any) -> tuple[tuple[int, ...], torch.dtype]:

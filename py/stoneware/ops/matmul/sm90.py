@@ -12,7 +12,7 @@ from stoneware.kernels.sm90_kernels import TILE_SCHEDULED
 from stoneware.ops.sm90 import Sm90
 from stoneware.specs.matmul import SPEC
 from stoneware.specs.matmul_problem import Problem
-from stoneware.specs.product import UNIT_BYTES, unit
+from stoneware.specs.problem import UNIT_BYTES, unit
 
 MAX_TMA_STRIDE = 2**39
 """Elements of 16 bits; cuTensorMapEncodeTiled takes strides below 2**40 bytes."""

@@ -10,7 +10,7 @@ import torch
 from stoneware.ops import tensor_checks
 from stoneware.ops.backend import Plan
 from stoneware.runtime.dtypes import DTYPE_NAMES
-from stoneware.specs.product import check_k, unit
+from stoneware.specs.problem import check_k, unit
 from stoneware.specs.scaled_mm import SPEC
 from stoneware.specs.scaled_mm_problem import BLOCK, IN_DTYPES, OUT_DTYPES, Problem, num_blocks, padded_num_blocks
 

@@ -1,6 +1,6 @@
-"""What the Problems of the ops share: sizes, dtypes, leading dimensions, their checks and the key.
+"""The base class of the ops' Problems: sizes, dtypes, leading dimensions, their checks and the key.
 
-Free of torch, so that the build and `explain` can use it.
+Imports without torch, so that the build and `explain` can use it.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from stoneware.kernels.key import ELEMENT_BYTES, MAX_SIZE, Key
 from stoneware.runtime.fast_dataclass import dataclass
 
 UNIT_BYTES = 16
-"""TMA moves whole units of 16 bytes, from addresses and by strides of such units (CUDA driver API,
-cuTensorMapEncodeTiled, globalAddress and globalStrides); the AOT kernels load as many at a time, and
-torch's grouped products want it too. FastCall::kAlignment in cc/call/fast_call.h is the same."""
+"""TMA needs addresses and strides that are multiples of 16 bytes (CUDA driver API, cuTensorMapEncodeTiled,
+globalAddress and globalStrides). So do the loads of the AOT kernels and torch._grouped_mm.
+FastCall::kAlignment in cc/call/fast_call.h is the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Product:
-    """Products d = a @ b with sizes and strides in elements. A subclass is an op's Problem: it sets
-    `op`, gives its dtypes defaults, and checks its rules beyond integers that kernels can count.
+class AnyProblem:
+    """A call of an op as plain values: d = a @ b, with sizes and strides in elements. Each op has a subclass
+    `Problem`, which sets `op` and the default dtypes, and checks the rules of the op.
 
     Attributes:
-      op: its name.
+      op: name of the op.
       m, n, k: sizes.
       a_dtype, b_dtype, out_dtype: names such as "bf16".
       lda, ldb, ldd: leading dimensions.
@@ -39,7 +39,7 @@ class Product:
     counts: ClassVar[tuple[str, ...]] = ("m", "n", "k", "lda", "ldb", "ldd")
     """Fields that kernels, cuBLAS and TMA descriptors count in int32."""
     strides: ClassVar[tuple[str, ...]] = ()
-    """Further strides: int64, of 0 or more."""
+    """Further strides, which kernels count in int64; 0 or more."""
 
     m: int
     n: int
@@ -63,32 +63,31 @@ class Product:
 
     @property
     def scales(self) -> str:
-        """As in Key."""
+        """See Key."""
         return "none"
 
     @property
     def layout(self) -> str:
-        """As in Key."""
+        """See Key."""
         return "nt"
 
     @property
     def accumulation(self) -> str:
-        """As in Key."""
+        """See Key."""
         return "fast"
 
     @property
-    def as_filed(self) -> Product:
-        """The problem that is measured where this one is missed: that of its key, where several
-        problems have one."""
+    def representative(self) -> AnyProblem:
+        """The problem that is measured under this one's key: problems with the same key share its times."""
         return self
 
     @property
-    def filed_m(self) -> int:
+    def key_m(self) -> int:
         """The m of the key."""
         return self.m
 
     @property
-    def filed_groups(self) -> int:
+    def key_groups(self) -> int:
         """The number of groups of the key."""
         return 0
 
@@ -104,14 +103,14 @@ class Product:
             layout=self.layout,
             n=self.n,
             k=self.k,
-            m=self.filed_m,
+            m=self.key_m,
             accumulation=self.accumulation,
-            num_groups=self.filed_groups,
+            num_groups=self.key_groups,
         )
 
     def check_sizes(self, *, in_units: bool) -> None:
-        """Raises ValueError unless sizes are positive and each leading dimension spans what it steps
-        over; `in_units`, unless also n, k and the leading dimensions are of whole units of 16 bytes."""
+        """Raises ValueError unless sizes are positive and each leading dimension is at least the size of its
+        rows or columns. With `in_units`, n, k and the leading dimensions must be multiples of 16 bytes too."""
         operands, result = (unit(self.a_dtype), unit(self.out_dtype)) if in_units else (1, 1)
         for name, multiple in (("m", 1), ("n", operands), ("k", operands)):
             remedy = _PADDING[name] if multiple > 1 else "nothing is computed for none"
@@ -121,10 +120,10 @@ class Product:
             least = getattr(self, spanned)
             check_count(name, getattr(self, name), least=least, least_is=spanned, multiple=multiple, remedy=remedy)
 
-    def check_known(self, known: Mapping[str, Collection[str]]) -> None:
-        """Raises ValueError unless each named field has one of the values known for it."""
-        for name, values in known.items():
-            check_known(name, getattr(self, name), values)
+    def check_choices(self, choices: Mapping[str, Collection[str]]) -> None:
+        """Raises ValueError unless each named field has one of its values."""
+        for name, values in choices.items():
+            check_choice(name, getattr(self, name), values)
 
 
 _PADDING = {"n": "pad b (and bias) with columns of zeros", "k": "pad a and b along k with zeros"}
@@ -137,7 +136,7 @@ def unit(dtype: str) -> int:
 
 
 def _spanned(layout: str) -> dict[str, str]:
-    """Leading dimension -> the size of what is contiguous."""
+    """Leading dimension -> the size that is contiguous under it."""
     return {"lda": "k" if layout[0] == "n" else "m", "ldb": "n" if layout[1] == "n" else "k", "ldd": "n"}
 
 
@@ -159,7 +158,7 @@ def check_k(k: int, multiple: int) -> None:
 
 
 def check_count(name: str, value: int, *, least: int = 1, least_is: str = "", multiple: int = 1, remedy: str) -> None:
-    """Raises ValueError unless the value is a multiple of `multiple` and at least `least`, which is the
+    """Raises ValueError unless the value is a multiple of `multiple` and at least `least`, the value of the
     size named `least_is`."""
     if value >= least and value % multiple == 0:
         return
@@ -170,8 +169,7 @@ def check_count(name: str, value: int, *, least: int = 1, least_is: str = "", mu
 
 
 def is_free_of_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether each dimension steps over all that the ones with smaller strides span, so that no two
-    elements share memory."""
+    """Whether no two elements share memory: each stride is past the end of the dimensions with smaller strides."""
     end = 1
     for stride, size in sorted(zip(strides, shape)):
         if size > 1:
@@ -181,8 +179,8 @@ def is_free_of_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-def check_known(name: str, value: object, values: Collection[str]) -> None:
-    """Raises ValueError unless the value is one of those."""
+def check_choice(name: str, value: object, values: Collection[str]) -> None:
+    """Raises ValueError unless the value is among `values`."""
     if value not in values:
         raise ValueError(f"{name}={quoted(value)} must be one of {', '.join(values)}; pass one of these")
 
