@@ -303,7 +303,7 @@ def test_explain_says_the_order(package):
 def test_on_a_cpu_it_says_once_that_nothing_is_promised(caplog):
     from stoneware.ops import dispatch
 
-    dispatch._said.clear()
+    dispatch._subjects.clear()
     a, b = torch.randn(4, 32).bfloat16(), torch.randn(32, 16).bfloat16()
     with sw.batch_invariant():
         for _ in range(2):

@@ -37,7 +37,7 @@ def ran(package, monkeypatch):
         monkeypatch.setattr(module.BACKEND, "plan", plan)
     monkeypatch.setattr(tensor_checks, "CPU", Device(fingerprint=small.H200))
     monkeypatch.setattr(api, "_PLANS", type(api._PLANS)())
-    monkeypatch.setattr(dispatch, "_said", set())
+    monkeypatch.setattr(dispatch, "_subjects", set())
     return configs
 
 

@@ -94,7 +94,7 @@ def test_no_kernel_of_ours_is_for_scales_of_columns():
 
 
 @pytest.mark.parametrize("k", [128, 256])
-def test_rows_beyond_a_multiple_of_4_are_a_product_of_their_own(monkeypatch, k):
+def test_rows_beyond_a_multiple_of_4_are_a_second_matmul(monkeypatch, k):
     m, n = 1029, 32
 
     def scaled_mm_v2(a, b, scale_a, recipe_a, swizzle_a, scale_b, *rest, out):
@@ -118,7 +118,7 @@ def test_torchs_kernel_runs_an_m_that_is_no_multiple_of_4_from_1024_on(m, runs):
     assert runs or f"m={m} must be a multiple of 4" in reason
 
 
-def test_the_second_product_is_counted_and_explained(monkeypatch):
+def test_the_second_matmul_is_counted_and_explained(monkeypatch):
     found, _ = decide(monkeypatch, row_major(4097, 4096, 7168), vendor_us=300.0, ours_us=400.0)
     assert found.config == VENDOR
     assert (

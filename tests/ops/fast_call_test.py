@@ -258,12 +258,12 @@ def test_tangents_are_refused_by_every_op_and_operator(monkeypatch, op, has_modu
 def test_transforms_of_torch_func_see_the_operator():
     a, b = torch.randn(3, M, K).bfloat16(), torch.randn(K, N).bfloat16()
 
-    def product(a):
+    def multiply(a):
         return sw.matmul(a, b)
 
     with pytest.raises(ForwardOnlyError, match="a has a tangent"):
-        torch.func.jvp(product, (a[0],), (torch.ones_like(a[0]),))
-    assert torch.equal(torch.vmap(product)(a), torch.stack([product(one) for one in a]))
+        torch.func.jvp(multiply, (a[0],), (torch.ones_like(a[0]),))
+    assert torch.equal(torch.vmap(multiply)(a), torch.stack([multiply(one) for one in a]))
 
 
 def test_subclass_is_left_to_python(plans):
@@ -363,8 +363,8 @@ def test_fake_tensors_give_fake_results(plans):
         a = torch.empty(M, K, dtype=torch.float8_e4m3fn)
         b = torch.empty(N, K, dtype=torch.float8_e4m3fn).t()
         result = sw.scaled_mm(a, b, torch.ones(M, 1), torch.ones(1, N), out_dtype=torch.float16)
-        product = sw.matmul(torch.empty(M, K).bfloat16(), torch.empty(K, N).bfloat16())
-    for fake, dtype in ((result, torch.float16), (product, torch.bfloat16)):
+        y = sw.matmul(torch.empty(M, K).bfloat16(), torch.empty(K, N).bfloat16())
+    for fake, dtype in ((result, torch.float16), (y, torch.bfloat16)):
         assert isinstance(fake, FakeTensor)
         assert (fake.shape, fake.dtype) == ((M, N), dtype)
 

@@ -24,7 +24,7 @@ def operands(ends: list[int], rows_after: int = 0) -> tuple[torch.Tensor, torch.
 
 
 def grouped(a, b, offs):
-    """The product in the operands' dtype, of the rows that have a group."""
+    """The result in the operands' dtype, of the rows that have a group."""
     begins = [0, *offs.tolist()]
     return torch.cat([a[begin:end] @ b[group] for group, (begin, end) in enumerate(itertools.pairwise(begins))])
 
@@ -68,13 +68,13 @@ def test_gradcheck_and_gradgradcheck_are_exact():
     def integers(*shape):
         return torch.randint(-3, 4, shape).double().requires_grad_()
 
-    def product(a, weight):
+    def multiply(a, weight):
         return sw.grouped_mm(a.bfloat16(), weight.bfloat16().mT, offs).double()
 
     inputs = integers(3, 8), integers(3, 8, 8)
     options = {"eps": 1.0, "atol": 0.0, "rtol": 0.0, "fast_mode": False}
-    assert torch.autograd.gradcheck(product, inputs, **options)
-    assert torch.autograd.gradgradcheck(product, inputs, (integers(3, 8),), **options)
+    assert torch.autograd.gradcheck(multiply, inputs, **options)
+    assert torch.autograd.gradgradcheck(multiply, inputs, (integers(3, 8),), **options)
 
 
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])

@@ -1,4 +1,4 @@
-// The walk over the tiles of a grouped product, on the host: every row and column of every group is
+// The walk over the tiles of a grouped matmul, on the host: every row and column of every group is
 // in exactly one tile, no tile is empty, and the order is that of the header's words.
 
 #include <cstdint>

@@ -89,7 +89,7 @@ def test_gradients_are_near_float64_whatever_the_layout(dtype, name, is_wide):
     [((0, 8), (8, 4)), ((3, 0), (0, 4)), ((3, 8), (8, 0)), ((0, 3, 8), (8, 4)), ((3, 8), (0, 8, 4)), ((0,), (0, 4))],
     ids=str,
 )
-def test_gradients_of_no_products_are_zero(shapes):
+def test_gradients_of_empty_sums_are_zero(shapes):
     inputs = [operand(shape, "n", torch.bfloat16) for shape in (*shapes, shapes[1][-1:])]
     result = sw.matmul(*inputs)
     grads = torch.autograd.grad(result.sum(), inputs)
@@ -128,7 +128,7 @@ def test_gradient_has_the_layout_of_its_operand(expand):
 
 
 def layouts_of_calls(monkeypatch, step) -> list[str]:
-    """The layouts of the products that `step` computes, in order."""
+    """The layouts of the matmuls that `step` computes, in order."""
     seen = []
     whole = api.OPERATION.plan
 
@@ -181,14 +181,14 @@ def integers(*shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("shapes", [((2, 3), (3, 4)), ((2, 2, 3), (3, 2)), ((2, 1, 3), (2, 3, 2)), ((3,), (3, 2))])
 def test_gradcheck_and_gradgradcheck_are_exact(shapes):
-    def product(a, b, bias):
+    def multiply(a, b, bias):
         return sw.matmul(a.bfloat16(), b.bfloat16(), bias.float(), out_dtype=torch.float32).double()
 
     a, b = (integers(*shape) for shape in shapes)
     inputs = (a, b, integers(b.shape[-1]))
-    assert torch.autograd.gradcheck(product, inputs, **EXACT)
-    dc = integers(*product(*inputs).shape)
-    assert torch.autograd.gradgradcheck(product, inputs, (dc,), **EXACT)
+    assert torch.autograd.gradcheck(multiply, inputs, **EXACT)
+    dc = integers(*multiply(*inputs).shape)
+    assert torch.autograd.gradgradcheck(multiply, inputs, (dc,), **EXACT)
 
 
 def test_second_order_of_a_weight_is_near_float64():
@@ -200,7 +200,7 @@ def test_second_order_of_a_weight_is_near_float64():
 
     tensors = [one.bfloat16().requires_grad_() for one in (x, w)]
     for actual, expected in zip(penalty(*tensors, sw.matmul), penalty(*(double(one) for one in tensors), torch.matmul)):
-        assert relative_error(actual, expected) <= 4 * tolerance("bf16", 40)  # of as many products, one after another
+        assert relative_error(actual, expected) <= 4 * tolerance("bf16", 40)  # of as many matmuls, one after another
 
 
 def test_backend_is_that_of_the_gradients_and_config_is_not(monkeypatch):

@@ -93,8 +93,8 @@ BATCHES = {
     "row for all": ((5,), (3, 2, 5, 7)),
     "column for all": ((3, 2, 4, 5), (5,)),
     "batch of one": ((1, 4, 5), (1, 5, 2)),
-    "no product": ((0, 4, 5), (0, 5, 2)),
-    "products of nothing": ((3, 4, 0), (3, 0, 2)),
+    "an empty batch": ((0, 4, 5), (0, 5, 2)),
+    "k of 0": ((3, 4, 0), (3, 0, 2)),
 }
 
 
@@ -210,7 +210,7 @@ def test_operands_stay_in_place_where_strides_allow(name):
     assert {name: tuple(copy({"a": a, "b": b}[name]).shape) for name, copy in found.copies.items()} == copies
 
 
-def test_a_bias_keeps_the_columns_of_products_apart():
+def test_a_bias_keeps_the_columns_of_matmuls_apart():
     a, b = torch.empty(16), torch.empty(5, 24, 16).transpose(1, 2)
     problem = layouts.arrangement(a, b, None, (5, 24), has_bias=True).problem
     assert (problem.n, problem.batch) == (24, 5)
@@ -249,17 +249,17 @@ def test_kernels_of_hopper_take_what_the_others_refuse():
         configs = sm90.BACKEND.configs(problem, H200)
         assert configs
         assert len(set(configs)) == len(configs)
-    # A block per product along z: the kernels that are not persistent cannot have that number.
+    # A block per matmul along z: the kernels that are not persistent cannot have that number.
     assert not any(
         "warpspecialized" in config.kernel for config in sm90.BACKEND.configs(Problem.dense(**DENSE, batch=70000), H200)
     )
 
 
-def test_a_batch_is_refused_for_what_the_kernels_are_where_all_take_one_product():
+def test_a_batch_is_refused_for_what_the_kernels_are_where_all_take_one_matmul():
     fp16 = {**DENSE, "dtype": "fp16", "out_dtype": "fp16"}
     assert sm90.BACKEND.supports(Problem.dense(**fp16), H200) is None
     reason = sm90.BACKEND.supports(Problem.dense(**fp16, batch=2), H200)
-    assert "batch=2 must be 1" in reason and "which take one product" in reason
+    assert "batch=2 must be 1" in reason and "which take one matmul" in reason
 
 
 @pytest.mark.parametrize("batch", (1, 2, 70000))
@@ -271,7 +271,7 @@ def test_kernels_that_run_a_problem_are_those_of_its_configs(batch):
     assert {kernel.id for kernel in kernels if sm90.BACKEND.runs(problem, kernel)} == listed
 
 
-def test_what_one_product_was_measured_to_take_does_not_answer_for_a_batch():
+def test_the_time_of_one_matmul_does_not_answer_for_a_batch():
     shape = {"m": 16, "n": 4096, "k": 4096}
     one, batch = Problem.dense(**shape), Problem.dense(**shape, batch=3)
     assert OPERATION.decide(one, H200).step == "exact"

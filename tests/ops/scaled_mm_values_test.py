@@ -114,7 +114,7 @@ def test_row_of_a_taller_matrix_may_have_any_row_stride():
 
 
 def test_reference_on_a_cpu_is_announced_once_in_one_sentence(monkeypatch, caplog):
-    monkeypatch.setattr(dispatch, "_said", set())
+    monkeypatch.setattr(dispatch, "_subjects", set())
     with caplog.at_level(logging.WARNING, logger="stoneware"):
         for m in (1029, 1031, 1033):
             x = scaled_operands(m, 16, 16)
@@ -128,11 +128,11 @@ def test_reference_on_a_cpu_is_announced_once_in_one_sentence(monkeypatch, caplo
 
 
 def test_reference_on_a_gpu_is_announced_with_the_reasons(monkeypatch, caplog):
-    monkeypatch.setattr(dispatch, "_said", set())
+    monkeypatch.setattr(dispatch, "_subjects", set())
     device = types.SimpleNamespace(kind="cuda")
     decision = types.SimpleNamespace(refusals=[Refusal(what="vendor", reason="needs compute capability 8.9")])
     for _ in range(2):
-        dispatch._say_reference("scaled_mm", device, decision)
+        dispatch._warn_of_reference("scaled_mm", device, decision)
     (record,) = caplog.records
     assert "no other backend can: vendor: needs compute capability 8.9" in record.getMessage()
 

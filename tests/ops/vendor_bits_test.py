@@ -41,11 +41,11 @@ class Operation:
     def make_plan(self, problem, config, device):
         def plan(a, b, out, *others):
             self.num_runs += 1
-            out.copy_(self.product(a, b, problem, config))
+            out.copy_(self.multiply(a, b, problem, config))
 
         return plan
 
-    def product(self, a, b, problem, config):
+    def multiply(self, a, b, problem, config):
         a, b = a.float() * 0.3, b.float()  # or sums of fp8 would be exact
         half = problem.k // 2
         whole = torch.zeros(*a.shape[:-1], b.shape[-1])
@@ -121,7 +121,7 @@ def test_it_takes_little_more_than_another_weight_and_two_results():
     problem = Problem.dense(m=4, n=4096, k=1024)
     weight_bytes = 4096 * 1024 * 2
     operation = Operation()
-    operation.product = lambda a, b, problem, config: torch.zeros(1, 1)  # what the kernels take is not counted
+    operation.multiply = lambda a, b, problem, config: torch.zeros(1, 1)  # what the kernels take is not counted
     with Allocations() as allocations:
         assert why_not(operation, problem) is None
     assert weight_bytes <= allocations.peak_bytes < 1.4 * weight_bytes

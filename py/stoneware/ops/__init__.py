@@ -17,5 +17,5 @@ APIS = {
 
 
 def operation_of(op: str) -> Operation:
-    """The op with its backends; imports torch. KeyError if there is no such op."""
+    """The op with its backends; imports torch. KeyError for another name."""
     return importlib.import_module(APIS[op]).OPERATION

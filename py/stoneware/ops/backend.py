@@ -29,30 +29,30 @@ class Conversion(NamedTuple):
 class Backend:
     """One way to run an op's problems.
 
-    A device may be described only, with no hardware behind it: `supports` and `configs` then answer
-    for an installation like this one on that device.
+    A device may be described only, without hardware: `supports` and `configs` then answer for this
+    installation on such a device.
     """
 
     name: str
 
     def supports(self, problem: Any, device: Device) -> str | None:
-        """None if the backend can run the problem, else why not, with the value."""
+        """Why the backend cannot run the problem, with the value; None if it can."""
         raise NotImplementedError
 
     def configs(self, problem: Any, device: Device) -> list[Config]:
-        """The candidates for a problem that is supported, the canonical one first."""
+        """The candidates for a supported problem, the canonical config first."""
         raise NotImplementedError
 
     def runs(self, problem: Any, kernel: KernelRecord) -> bool | None:
-        """Whether `configs` has this kernel, of a problem that is supported; None: look there."""
+        """Whether `configs` of a supported problem include this kernel; None if only `configs` can answer."""
         return None
 
     def conversion(self, problem: Any) -> Conversion | None:
-        """What the plan of a problem that is supported converts at each call; None: nothing."""
+        """What the plan of a supported problem converts at each call, or None."""
         return None
 
     def may_have_our_bits(self, problem: Any) -> bool:
-        """Whether kernels that are not ours may give the very bits of ours (`vendor_bits.py`)."""
+        """Whether the vendor's kernels may be bitwise equal to ours (`vendor_bits.py`)."""
         return False
 
     def plan(self, problem: Any, config: Config, device: Device) -> Plan:
@@ -65,7 +65,7 @@ class Backend:
 
 
 class TorchBackend(Backend):
-    """A backend with one config, whose kernels are torch's; the vendor library has them on GPUs only.
+    """A backend with one config, which runs torch's kernels; the vendor library runs on GPUs only.
 
     Attributes:
       config: the config.
@@ -82,7 +82,7 @@ class TorchBackend(Backend):
         return self.why_not(problem, device)
 
     def why_not(self, problem: Any, device: Device) -> str | None:
-        """Why it cannot run a problem on a device that has its kernels, or None."""
+        """Further reasons why it cannot run the problem, or None."""
         return None
 
     def configs(self, problem: Any, device: Device) -> list[Config]:
@@ -93,5 +93,5 @@ class TorchBackend(Backend):
 
 
 def reference(make_plan: Callable[[Any], Plan]) -> TorchBackend:
-    """The backend in plain torch, on any device: right rather than fast, in float32."""
+    """The backend in plain torch, on any device: accurate, but slow; in float32."""
     return TorchBackend(Config(backend=REFERENCE, kernel="torch.matmul_float32"), make_plan)

@@ -53,8 +53,8 @@ def in_state_of_call(backward: Backward) -> Backward:
     return run
 
 
-class _Call(torch.autograd.Function):
-    """_Call.apply(run, rule, num_inputs, *arguments) is run(*arguments), and differentiable."""
+class _AutogradCall(torch.autograd.Function):
+    """_AutogradCall.apply(run, rule, num_inputs, *arguments) is run(*arguments), and differentiable."""
 
     @staticmethod
     def forward(
@@ -70,12 +70,12 @@ class _Call(torch.autograd.Function):
     @staticmethod
     @in_state_of_call
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        found = ctx.gradients(grad, *ctx.saved_tensors)
-        return None, None, None, *found, *[None] * (ctx.num_arguments - len(found))
+        gradients = ctx.gradients(grad, *ctx.saved_tensors)
+        return None, None, None, *gradients, *[None] * (ctx.num_arguments - len(gradients))
 
 
-apply: Callable[..., torch.Tensor] = _Call.apply
-_apply_at_one_level = super(torch.autograd.Function, _Call).apply
+apply: Callable[..., torch.Tensor] = _AutogradCall.apply
+_apply_at_one_level = super(torch.autograd.Function, _AutogradCall).apply
 
 
 def rule_of(spec: OpSpec) -> Rule:
@@ -133,8 +133,8 @@ def is_saved(
         needs_input_grad=frozenset(itertools.compress(spec.inputs, needs_input_grad)),
     )
     built_matmuls.check(matmuls)
-    saved = {name for matmul in matmuls for name in matmul.saved}
-    return tuple(name in saved for name in spec.inputs)
+    names = {name for matmul in matmuls for name in matmul.saved}
+    return tuple(name in names for name in spec.inputs)
 
 
 def sum_of_rows(dc: torch.Tensor) -> torch.Tensor:

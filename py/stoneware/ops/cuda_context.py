@@ -1,8 +1,8 @@
-"""The CUDA context of a thread, which cuBLAS wants to be current before torch calls it.
+"""The CUDA context of a thread, which must be current before torch calls cuBLAS.
 
-torch makes a device's context current by cudaSetDevice, which it leaves out where the device is current
-already: in a new thread device 0 is, without a context. autograd runs backward in such a thread, and if a
-product is the first that it computes, torch warns "Attempting to run cuBLAS, but there was no current CUDA
+torch makes a device's context current with cudaSetDevice, and skips that if the device is already current.
+In a new thread device 0 is current, but has no context. autograd runs backward in such a thread, and if its
+first operation is a matmul, torch warns "Attempting to run cuBLAS, but there was no current CUDA
 context!" (getCurrentCUDABlasHandle in aten/src/ATen/cuda/CublasHandlePool.cpp, torch 2.11 and 2.13).
 """
 

@@ -47,8 +47,8 @@ class Operation:
         return self.spec.preferred(key, compute_capability, manifest)
 
     def candidates(self, problem: Any, device: Device) -> list[Config]:
-        """The configs that are raced: all that can run the problem, except those whose tile is far
-        from m; the reference's only if no other can."""
+        """The configs that are timed: all that can run the problem, except those whose tile is far from m.
+        The reference is timed only if no other backend can run it."""
         configs = _Backends(self, problem, device).configs()
         key, kernels = problem.key, manifest.packaged().kernels
         first = {config.backend: config for config in reversed(configs)}.values()
@@ -75,17 +75,16 @@ class Operation:
         """Chooses the config; see `lookup.decide` for the order.
 
         Args:
-          problem: what to run.
-          device: where.
-          backend: take configs of this backend only.
-          config: take this config.
-          lists_refusals: whether the decision lists every backend that cannot run the problem, or
-            only the refusals that it met, which takes less time.
-          checks_vendor: whether the vendor's kernel may be run now, to see whether its bits are those
-            of ours, where results must be batch invariant.
+          problem, device: the call.
+          backend: use configs of this backend only.
+          config: use this config.
+          lists_refusals: whether the decision lists every backend that cannot run the problem, or only
+            the refusals on the way to the choice, which takes less time.
+          checks_vendor: whether the vendor's kernel may run now to compare its bits with ours, if results
+            must be batch invariant.
 
         Raises:
-          TypeError, ValueError: `backend` or `config` is not one.
+          TypeError, ValueError: `backend` or `config` is not valid.
           UnsupportedError: nothing can run the problem; every refusal is listed.
           TableError: the table or the manifest is damaged.
         """
@@ -94,7 +93,7 @@ class Operation:
         has_kernels = device.kind == "cuda" and config is None
         is_invariant = tuning.is_batch_invariant()
         if is_invariant and device.kind == "cpu":
-            _say_once(
+            _warn_once(
                 f"no promise of {self.spec.name}",
                 "sw.%s runs on the CPU, where batch invariance is not promised: torch's own kernels run there",
                 self.spec.name,
@@ -118,52 +117,52 @@ class Operation:
             first = "no measurement and no heuristic applies; the first that can run here"
             yield Grade.DEFAULT, first, backends.configs()
 
-        def decided(refusal: Callable[[Config], str | None]) -> Decision:
+        def decide_with(refusal: Callable[[Config], str | None]) -> Decision:
             return lookup.decide(
                 key,
                 device,
                 answers=_answers(key, device, is_invariant) if has_kernels else (),
                 others=others(),
                 refusal=refusal,
-                refused_backends=lambda: backends.refused(asks_all=lists_refusals),
+                refused_backends=lambda: backends.refusals(asks_all=lists_refusals),
                 backend=backend,
             )
 
-        decision = decided(refusal)
+        decision = decide_with(refusal)
         conversion = self.backends[decision.config.backend].conversion(problem)
         if conversion is None:
             return decision
         if (rival := _faster_than(decision, conversion.us, refusal)) is not None:
             slower, reason = decision.config, f"{conversion.text}; {rival} is faster than both together"
-            return decided(lambda config: reason if config == slower else refusal(config))
+            return decide_with(lambda config: reason if config == slower else refusal(config))
         return replace(decision, reason=f"{decision.reason}; {conversion.text}")
 
     def plan(self, problem: Any, device: Device, *, backend: str | None = None, config: Config | None = None) -> Plan:
-        """Decides, and makes the plan, after tuning if `sw.tuning` says so and it is a miss.
+        """Decides, and makes the plan. A miss is tuned first under `sw.tuning("on_miss")`.
 
-        Arguments and errors as in `decide`, and
+        Arguments and errors are those of `decide`, and
 
         Raises:
           TuningMissError: the mode is "error_on_miss" and the problem was not measured.
         """
-        asked = {"backend": backend, "config": config, "checks_vendor": True}
+        options = {"backend": backend, "config": config, "checks_vendor": True}
         epoch = tuning.EPOCH[0]
-        decision = self.decide(problem, device, **asked, lists_refusals=False)
+        decision = self.decide(problem, device, **options, lists_refusals=False)
         if device.kind == "cuda" and decision.is_miss and _is_tuned_on_miss(self.spec.name, problem, device, decision):
             from stoneware.measuring import candidates, device_timer
 
             with device_timer.MEASURING:
                 if tuning.EPOCH[0] != epoch:  # another thread may have measured this very problem
-                    decision = self.decide(problem, device, **asked)
+                    decision = self.decide(problem, device, **options)
                 if decision.is_miss:
                     candidates.tune_on_miss(self, problem.representative, device)
-                    decision = self.decide(problem, device, **asked)
+                    decision = self.decide(problem, device, **options)
         if decision.config.backend == REFERENCE and backend is None and config is None:
-            _say_reference(self.spec.name, device, decision)
+            _warn_of_reference(self.spec.name, device, decision)
         return self.backends[decision.config.backend].plan(problem, decision.config, device)
 
     def make_plan(self, problem: Any, config: Config, device: Device) -> Plan:
-        """The plan of one config, for tuners, whatever `sw.batch_invariant` says.
+        """The plan of one config, for tuners, also inside `sw.batch_invariant`.
 
         Raises:
           UnsupportedError: the config cannot run here.
@@ -183,12 +182,12 @@ class Operation:
         return sum_order.why_not_invariant(record, config, problem.key)
 
     def check_argument(self, backend: str | None, config: Config | None) -> None:
-        """Raises TypeError or ValueError unless both are what the call takes."""
-        known = f"one of {', '.join(self.backends)}, or leave it out"
+        """Raises TypeError or ValueError unless both are valid."""
+        remedy = f"one of {', '.join(self.backends)}, or leave it out"
         if backend is not None and not isinstance(backend, str):
-            raise TypeError(f"backend={quoted(backend)} must be a str, not {type(backend).__name__}; pass {known}")
+            raise TypeError(f"backend={quoted(backend)} must be a str, not {type(backend).__name__}; pass {remedy}")
         if backend is not None and backend not in self.backends:
-            raise ValueError(f"backend={quoted(backend)} is an unknown backend for {self.spec.name}; expected {known}")
+            raise ValueError(f"backend={quoted(backend)} is an unknown backend for {self.spec.name}; expected {remedy}")
         if config is None:
             return
         if not isinstance(config, Config):
@@ -231,10 +230,10 @@ class _Backends:
         return self._configs[name]
 
     def configs(self) -> list[Config]:
-        """Those of every backend that supports the problem, in the order of the backends."""
+        """The configs of every backend that supports the problem, in the order of the backends."""
         return [config for name in self._names for config in self._configs_of(name)]
 
-    def refused(self, *, asks_all: bool) -> list[Refusal]:
+    def refusals(self, *, asks_all: bool) -> list[Refusal]:
         """The backends that do not support the problem; without `asks_all`, only those that were
         queried before."""
         return [
@@ -254,13 +253,15 @@ class _Backends:
         if reason is not None:
             return reason
         record = manifest.packaged().kernels.get(config.kernel)
-        # To check one kernel is cheaper than to list all configs of the backend.
-        is_known = (
+        # Checking one kernel is cheaper than listing all configs of the backend.
+        is_candidate = (
             record is not None
             and (record.op, record.backend) == (self._operation.spec.name, name)
             and self._operation.backends[name].runs(self._problem, record)
         )
-        if not is_known and config.kernel not in (kernels := {known.kernel for known in self._configs_of(name)}):
+        if not is_candidate and config.kernel not in (
+            kernels := {candidate.kernel for candidate in self._configs_of(name)}
+        ):
             return (
                 f"kernel {quoted(config.kernel)} is not one of those that {name} has for this "
                 f"problem: {', '.join(sorted(kernels))}"
@@ -269,12 +270,16 @@ class _Backends:
 
 
 def _faster_than(decision: Decision, extra_us: float, refusal: Callable[[Config], str | None]) -> Config | None:
-    """The fastest of the runners-up that can run, if it is faster than the choice and `extra_us`."""
+    """The fastest runner-up that can run, if it is faster than the choice plus `extra_us`."""
     if decision.chosen is None:
         return None
     limit_us = decision.chosen.median_us + extra_us
-    faster = [one for one in decision.runners_up if one.median_us < limit_us and refusal(one.config) is None]
-    return min(faster, key=lambda one: one.median_us).config if faster else None
+    faster = [
+        runner_up
+        for runner_up in decision.runners_up
+        if runner_up.median_us < limit_us and refusal(runner_up.config) is None
+    ]
+    return min(faster, key=lambda runner_up: runner_up.median_us).config if faster else None
 
 
 def _answers(key: Key, device: Device, is_invariant: bool) -> Iterator[Answer]:
@@ -311,7 +316,7 @@ def _is_tuned_on_miss(op: str, problem: Any, device: Device, decision: Decision)
             'sw.tuning("on_miss"), or use sw.tuning("off")'
         )
     if tuning.is_capturing():
-        _say_once(
+        _warn_once(
             f"capture of {op}",
             "%s was not measured and is not now, because a CUDA graph is being captured; it "
             "runs %s by step %r; call it once before the capture, inside "
@@ -324,14 +329,14 @@ def _is_tuned_on_miss(op: str, problem: Any, device: Device, decision: Decision)
     return True
 
 
-def _say_reference(op: str, device: Device, decision: Decision) -> None:
-    """Says once per process and kind of device that nothing faster runs, and why."""
+def _warn_of_reference(op: str, device: Device, decision: Decision) -> None:
+    """Warns once per process and kind of device that only the reference runs, and why."""
     subject = f"reference on {device.kind}"
     if device.kind == "cpu":
         text = "sw.%s runs on the CPU with the reference backend, which is slow and meant for checking results"
-        _say_once(subject, text, op)
+        _warn_once(subject, text, op)
         return
-    _say_once(
+    _warn_once(
         subject,
         "%s runs on %s with the reference backend, which is slow, because no other backend can: %s",
         op,
@@ -340,12 +345,12 @@ def _say_reference(op: str, device: Device, decision: Decision) -> None:
     )
 
 
-_said: set[str] = set()
-"""The subjects of `_say_once` so far."""
+_subjects: set[str] = set()
+"""Subjects of earlier warnings."""
 
 
-def _say_once(subject: str, text: str, *values: object) -> None:
-    """Logs a warning if it is the first of its subject in this process."""
-    if subject not in _said:
-        _said.add(subject)
+def _warn_once(subject: str, text: str, *values: object) -> None:
+    """Logs a warning unless this process had one on the same subject."""
+    if subject not in _subjects:
+        _subjects.add(subject)
         _LOG.warning(text, *values)

@@ -1,4 +1,4 @@
-"""An op's calls: the plan of each kind of call is made once and then found.
+"""The calls of an op: the plan for each kind of call is made once and cached.
 
 The call path, after the op's function in `api.py`:
 
@@ -40,11 +40,10 @@ class OpPlans:
     Attributes:
       operation: the op with its backends.
       checks: has two functions, both of which take a call's arguments without backend and config:
-        plan(make, *given), the plan for every call with arguments of this kind: make(problem), or what
-          takes its place, adapted to the call's tensors. Raises TypeError or ValueError for what
-          breaks a rule
-        result(*given), the shape and the dtype of an out that the call allocates, of tensors whose sizes
-          may be symbols of a trace. Raises ValueError for operands that do not fit
+        plan(make, *arguments), the plan for every call with arguments of this kind: usually make(problem),
+          adapted to the call's tensors. Raises TypeError or ValueError if an argument breaks a rule
+        result(*arguments), the shape and the dtype of an out that the call allocates. Sizes may be symbols
+          of a trace. Raises ValueError if the operands do not fit
       has_gradients: whether the op's folder has a backward.py, with a `rule` (`stoneware.ops.backward.Rule`).
       spec: of the op.
       operator: the call through the torch operator, for tracing.
@@ -63,7 +62,7 @@ class OpPlans:
 
     def __init_subclass__(cls) -> None:
         if "operation" not in vars(cls):
-            return  # a subclass of an op's, of the same op
+            return  # a subclass of the class of an op
         cls.spec = cls.operation.spec
         api = sys.modules[cls.__module__]
         cls.operator = staticmethod(
@@ -84,24 +83,24 @@ class OpPlans:
 
     def checked_plan(self, *arguments: Any) -> Plan:
         """Checks the arguments, and makes the plan for every call with arguments of this kind."""
-        *given, backend, config = arguments
-        tensors = tensor_checks.check_tensors(self.spec, *given)
+        *call_arguments, backend, config = arguments
+        tensors = tensor_checks.check_tensors(self.spec, *call_arguments)
         self.operation.check_argument(backend, config)
         device = tensor_checks.check_one_device(tensors)
 
         def make(problem: Any) -> Plan:
             return self.operation.plan(problem, device, backend=backend, config=config)
 
-        plan: Plan = self.checks.plan(make, *given)
+        plan: Plan = self.checks.plan(make, *call_arguments)
         return plan
 
     def slow(self, *arguments: Any) -> torch.Tensor:
-        """A whole call, of whatever kind."""
+        """A whole call of any kind."""
         return (self.operator if tensor_checks.is_traced(arguments[: self._num_tensors]) else self.run)(*arguments)
 
     def eager(self, *arguments: Any) -> torch.Tensor:
-        """The call as the operator's implementation: torch has shown it to every mode by now, so it
-        must not go there again."""
+        """The call as the operator's implementation. Every dispatch mode has seen it, so it must not dispatch
+        again."""
         return (self.run if tensor_checks.is_traced(arguments[: self._num_tensors]) else self.call)(*arguments)
 
     def run(self, *arguments: Any) -> torch.Tensor:
@@ -127,24 +126,24 @@ class OpPlans:
         return out
 
     def _make(self, *arguments: Any) -> tuple[Any, ...]:
-        """A new plan and what is kept with it: (plan, is_kept, device, outputs), of which out is the
-        only one: (shape, strides, dtype)."""
+        """A new plan for the native module: (plan, is_kept, device, outputs). out is the only output: (shape,
+        strides, dtype)."""
         plan = self.checked_plan(*arguments)
-        if self.spec.must_be_aligned:  # those of a later call with the same key are
+        if self.spec.must_be_aligned:  # the key includes whether they are
             tensor_checks.check_addresses([(self.spec.tensors[idx], arguments[idx]) for idx in self._aligned])
         output = native_call.dense(*self.checks.result(*arguments[:-2]))
         return plan, native_call.is_kept(), arguments[0].device, (output,)
 
     def _run_negated(self, arguments: tuple[Any, ...]) -> torch.Tensor:
-        """A call with views that are negated when they are read, as of a conjugate's imaginary
-        part; kernels read memory as it is."""
+        """A call with views that torch negates when it reads them, like the imaginary part of a conjugate.
+        Kernels read the memory itself."""
         *inputs, out = arguments[: self._num_tensors]
-        resolved = self.run(
+        result = self.run(
             *[tensor if tensor is None else tensor.resolve_neg() for tensor in inputs],
             None if out is not None and out.is_neg() else out,
             *arguments[self._num_tensors :],
         )
-        return resolved if out is None else out if out is resolved else out.copy_(resolved)
+        return result if out is None else out if out is result else out.copy_(result)
 
     def _fast_call(self) -> tuple[Any, str]:
         """The native module's part of this op, or None and why."""

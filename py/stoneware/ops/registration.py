@@ -29,7 +29,7 @@ NAMESPACE = "stoneware"
 
 _TAGS = (
     torch.Tag.pt2_compliant_tag,
-    torch.Tag.needs_exact_strides,  # a weight is column-major, and stays so
+    torch.Tag.needs_exact_strides,  # a weight stays column-major
 )
 
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
@@ -70,10 +70,10 @@ def register(spec: OpSpec, result: Callable[..., Any], call: Call, has_gradients
     def fake_out(*arguments: Any) -> None:
         result(*arguments[:-2])
 
-    def rule(needed: Sequence[bool], *arguments: Any) -> Any:
+    def rule(needs_input_grad: Sequence[bool], *arguments: Any) -> Any:
         from stoneware.ops import backward
 
-        return backward.rule_of(spec)(needed, *arguments[:num_inputs], None, *arguments[num_inputs:])
+        return backward.rule_of(spec)(needs_input_grad, *arguments[:num_inputs], None, *arguments[num_inputs:])
 
     operator = define(
         f"{name}({inputs}, {others}) -> Tensor", tensors[:-1], eager, fake, rule=rule if has_gradients else None
@@ -114,7 +114,7 @@ def define(
       rule: the rule for its gradients; None refuses a call that needs one.
       refuse: refuse(*tensors) raises the errors of calls that need a gradient or a tangent; None: those of
         `tensor_checks`.
-      is_out: whether they are refused for the sake of `out` alone.
+      is_out: whether gradients are refused only because of `out`.
     """
     name = schema.partition("(")[0]
 
@@ -135,16 +135,16 @@ def define(
 
     _LIBRARY.define(schema, tags=_TAGS)
     _LIBRARY.impl(name, eager, "CompositeExplicitAutograd")
-    # Not register_autograd, whose functions the transforms of torch.func refuse.
+    # Not register_autograd: the transforms of torch.func refuse its functions.
     _LIBRARY.impl(name, above_autograd, "Autograd")
-    # Not register_fake, which reads the source of its caller, 6 ms for all.
+    # Not register_fake: it reads the source of its caller, which takes 6 ms for all operators.
     _LIBRARY.impl(name, fake, "Meta")
     operator: Callable[..., Any] = getattr(torch.ops.stoneware, name)
     return operator
 
 
 def _text(config: Config) -> str:
-    """A config as an operator's argument, written as Dynamo can trace it; json.dumps it cannot."""
+    """A config as an operator's argument, in code that Dynamo can trace, unlike json.dumps."""
     return "{" + ", ".join([f"{name!r}: {value!r}" for name, value in config.to_json().items()]) + "}"
 
 

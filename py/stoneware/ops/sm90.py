@@ -19,7 +19,7 @@ class Sm90(Backend):
     """The op's kernels for Hopper.
 
     Attributes:
-      max_extents: size -> the most that kernels count to.
+      max_extents: size -> its limit in the kernels.
     """
 
     name = sm90_kernels.BACKEND
@@ -46,17 +46,16 @@ class Sm90(Backend):
         return self.refusal(problem, kernels)
 
     def configs(self, problem: Any, device: Device) -> list[Config]:
-        """Each kernel that fits, the one whose tile suits m first, with each number of splits that
-        may be the fastest; then those of `swizzled` with each larger swizzle that changes the order
-        of their tiles."""
-        found = tile_rule.by_tile_m(
+        """Each kernel that fits, best tile for m first, with each number of splits that may be the fastest;
+        then the kernels of `swizzled`, with each larger swizzle that changes the order of their tiles."""
+        configs = tile_rule.by_tile_m(
             problem.key,
             device.compute_capability,
             [kernel for kernel in sm90_kernels.kernels(self.spec.name) if self.fits(problem, kernel)],
         )
-        assert device.fingerprint is not None  # of a GPU, which `supports` asked for
+        assert device.fingerprint is not None  # a GPU has one, and `supports` refused other devices
         m, n, k, num_sms = problem.m, problem.n, problem.k, device.fingerprint.num_sms
-        kernels = [manifest.packaged().kernels[config.kernel] for config in found]
+        kernels = [manifest.packaged().kernels[config.kernel] for config in configs]
         return [
             *(
                 Config.of_kernel(self.name, kernel.id, splits=splits)
@@ -72,7 +71,7 @@ class Sm90(Backend):
     def plan(self, problem: Any, config: Config, device: Device) -> Plan:
         sm90_kernels.check_cubin(config.kernel)
         ordinal, fingerprint = device.ordinal, device.fingerprint
-        assert ordinal is not None and fingerprint is not None  # of a GPU that is here
+        assert ordinal is not None and fingerprint is not None  # a GPU of this machine has both
         launch = native.load(sm90_kernels.MODULE).Plan(
             config.kernel,
             tensors=self.spec.plan_order,
@@ -96,15 +95,15 @@ class Sm90(Backend):
         return ""
 
     def refusal(self, problem: Any, kernels: Sequence[KernelRecord]) -> str | None:
-        """Why none of the kernels, which are built for the problem's key, runs it; or None."""
+        """Why none of these kernels of the problem's key can run it, or None."""
         return None
 
     def fits(self, problem: Any, kernel: KernelRecord) -> bool:
-        """Whether a kernel that is built for the problem's key has the grid for it."""
+        """Whether the grid of a kernel of the problem's key is large enough."""
         return True
 
     def swizzled(self, kernels: Sequence[KernelRecord]) -> Sequence[KernelRecord]:
-        """Those of the problem's kernels, best tile first, that are candidates with a swizzle."""
+        """The kernels that are also candidates with a swizzle, of the problem's kernels, best tile first."""
         return ()
 
     def fields(self, problem: Any) -> dict[str, Any]:

@@ -56,9 +56,8 @@ _no_torch_dispatch = torch.Tensor.__torch_dispatch__
 
 
 def is_traced(tensors: Sequence[object]) -> bool:
-    """Whether a torch dispatch mode or a tensor's class wants to see operators, not their effects:
-    torch.export, FakeTensorMode, counters of operations, the transforms of torch.func. A nested tensor
-    is for the checks to refuse."""
+    """Whether a torch dispatch mode or a tensor's class intercepts operators: torch.export, FakeTensorMode,
+    counters of operations, the transforms of torch.func. The checks refuse a nested tensor later."""
     if torch._C._len_torch_dispatch_stack() > 0:
         return True
     for tensor in tensors:
@@ -71,7 +70,7 @@ def is_traced(tensors: Sequence[object]) -> bool:
 
 
 def check_one_device(tensors: NamedTensors) -> Device:
-    """Returns the device of all tensors, the first of which decides.
+    """Returns the device of all tensors.
 
     Raises:
       ValueError: two tensors are on different devices.
@@ -100,26 +99,25 @@ def check_rank(name: str, tensor: torch.Tensor, rank: int, remedy: str) -> None:
 
 
 def check_k(op: str, a: torch.Tensor, b: torch.Tensor) -> int:
-    """Returns k; raises ValueError for operands that disagree in it, also where sizes are symbols of a
-    trace."""
-    k, k_of_b = a.shape[-1], b.shape[-2 if b.ndim > 1 else -1]
+    """Returns k; raises ValueError if the operands disagree in it. Sizes may be symbols of a trace."""
+    k, b_k = a.shape[-1], b.shape[-2 if b.ndim > 1 else -1]
 
     def rule() -> str:
         weights = "weights [groups, n, k] as weights.mT" if b.ndim > 2 else "a weight [n, k] as weight.t()"
         return (
             f"a.shape={list(a.shape)} and b.shape={list(b.shape)} of {op} must agree in k, "
-            f"{k} is not {k_of_b}; pass {weights}"
+            f"{k} is not {b_k}; pass {weights}"
         )
 
-    if not (isinstance(k, int) and isinstance(k_of_b, int)):
-        torch._check_value(k == k_of_b, rule)
-    elif k != k_of_b:  # without torch's check, which imports what traces need
+    if not (isinstance(k, int) and isinstance(b_k, int)):
+        torch._check_value(k == b_k, rule)
+    elif k != b_k:  # not torch's check, which imports modules for tracing
         raise ValueError(rule())
     return k
 
 
 def check_dtype(name: str, tensor: torch.Tensor, allowed: Iterable[str], remedy: str) -> str:
-    """Returns the dtype's name if it is one of `allowed`, else raises TypeError."""
+    """Returns the name of the dtype; raises TypeError if it is not in `allowed`."""
     dtypes = [TORCH_DTYPES[dtype] for dtype in allowed]
     if tensor.dtype not in dtypes:
         raise TypeError(f"{name}.dtype={tensor.dtype} must be {' or '.join(map(str, dtypes))}; {remedy}")
@@ -134,7 +132,7 @@ def dtype_texts(names: Iterable[str]) -> str:
 def check_out_dtype(
     out_dtype: object, allowed: Collection[str], *, remedy: str = "cast the result", error: type[Exception] = TypeError
 ) -> torch.dtype:
-    """Returns the dtype if its name is one of `allowed`, else raises TypeError, or `error` for a dtype."""
+    """Returns the dtype if its name is in `allowed`; otherwise raises `error`, or TypeError if it is not a dtype."""
     if isinstance(out_dtype, torch.dtype) and DTYPE_NAMES.get(out_dtype) in allowed:
         return out_dtype
     if not isinstance(out_dtype, torch.dtype):
@@ -169,8 +167,8 @@ def check_out(out: torch.Tensor, shape: tuple[int, ...], out_dtype: torch.dtype,
       allowed: the dtypes that another out_dtype could select.
     """
     if out.dtype != out_dtype:
-        is_known = DTYPE_NAMES.get(out.dtype) in allowed
-        remedy = f"out_dtype={out.dtype}" if is_known else f"an out of {dtype_texts(allowed)}, its dtype as out_dtype"
+        is_allowed = DTYPE_NAMES.get(out.dtype) in allowed
+        remedy = f"out_dtype={out.dtype}" if is_allowed else f"an out of {dtype_texts(allowed)}, its dtype as out_dtype"
         raise TypeError(f"out.dtype={out.dtype} must be {out_dtype}; pass {remedy}, or omit out")
     if tuple(out.shape) != shape:
         raise ValueError(
@@ -193,8 +191,7 @@ def needs_gradient(tensors: Sequence[torch.Tensor | None]) -> bool:
 
 
 def refuse_gradients(op: str, tensors: NamedTensors, *, is_out: bool = False) -> None:
-    """Raises ForwardOnlyError for a call that needs a gradient, where its op has none, or with `out`
-    if `is_out`."""
+    """Raises ForwardOnlyError if the call needs a gradient: the op has none, or, if `is_out`, none with `out`."""
     if not torch.is_grad_enabled():
         return
     names = [name for name, tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.requires_grad]
@@ -208,7 +205,7 @@ def refuse_gradients(op: str, tensors: NamedTensors, *, is_out: bool = False) ->
 
 
 def gradient_error(lack: str, names: Sequence[str], remedy: str, other: str | None = None) -> ForwardOnlyError:
-    """The error of a call that lacks the gradients of some inputs; the `other` remedy is to detach them."""
+    """The error of a call that lacks the gradients of some inputs, with a second remedy: `other`, or to detach them."""
     return ForwardOnlyError(
         f"{lack}, and {', '.join(names)} {'requires' if len(names) == 1 else 'require'} a gradient; {remedy}, or "
         + (other or f"pass {', '.join(f'{name}.detach()' for name in names)}")
@@ -216,8 +213,8 @@ def gradient_error(lack: str, names: Sequence[str], remedy: str, other: str | No
 
 
 def refuse_tangents(op: str, tensors: NamedTensors) -> None:
-    """Raises ForwardOnlyError for a call that forward-mode AD would have to follow."""
-    # Outside of every dual level, as nearly always, no tensor has a tangent.
+    """Raises ForwardOnlyError if an input has a tangent of forward-mode AD."""
+    # Outside of every dual level, the usual case, no tensor has a tangent.
     if forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled():
         names = [
             name
@@ -234,14 +231,14 @@ def refuse_tangents(op: str, tensors: NamedTensors) -> None:
 
 def check_addresses(tensors: NamedTensors) -> None:
     """Raises ValueError for tensors whose address is not a multiple of UNIT_BYTES."""
-    found = [
+    misaligned = [
         f"{name}.data_ptr()={tensor.data_ptr():#x}"
         for name, tensor in tensors
         if tensor is not None and tensor.data_ptr() % UNIT_BYTES
     ]
-    if found:
+    if misaligned:
         raise ValueError(
-            f"{', '.join(found)} must be a multiple of {UNIT_BYTES}; copy the view with "
+            f"{', '.join(misaligned)} must be a multiple of {UNIT_BYTES}; copy the view with "
             f".clone(), or start it at an offset of a multiple of {UNIT_BYTES} bytes"
         )
 
@@ -254,10 +251,10 @@ Copy = Callable[[torch.Tensor], torch.Tensor]
 
 
 def strided(**tensors: torch.Tensor | None) -> dict[str, Copy]:
-    """Those that are strided, which kernels cannot follow, to be copied by `with_copies`. Whether they
-    are is part of a plan's cache key."""
-    found = [name for name, tensor in tensors.items() if tensor is not None and not tensor.is_contiguous()]
-    return dict.fromkeys(found, torch.Tensor.contiguous)
+    """The copies that `with_copies` makes of tensors that are not contiguous, whose strides kernels do not
+    support. A plan's key includes whether a tensor is contiguous."""
+    names = [name for name, tensor in tensors.items() if tensor is not None and not tensor.is_contiguous()]
+    return dict.fromkeys(names, torch.Tensor.contiguous)
 
 
 def dense_like(tensor: torch.Tensor) -> torch.Tensor:
@@ -266,18 +263,18 @@ def dense_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def with_copies(spec: OpSpec, plan: Plan, copies: Mapping[str, Copy]) -> Plan:
-    """Makes a plan take the copies of the tensors of these names, and copy what it writes to out."""
+    """The plan on copies of the tensors of these names; the copy of out is copied back."""
     if not copies:
         return plan
-    at = {spec.plan_order.index(name): copy for name, copy in copies.items()}
+    copy_at = {spec.plan_order.index(name): copy for name, copy in copies.items()}
     out = spec.plan_order.index("out")
 
     def run(*tensors: torch.Tensor | None) -> None:
-        given: list[Any] = list(tensors)
-        for position, copy in at.items():
-            given[position] = copy(given[position])
-        plan(*given)
-        if out in at:
-            tensors[out].copy_(given[out])  # type: ignore[union-attr]
+        arguments: list[Any] = list(tensors)
+        for position, copy in copy_at.items():
+            arguments[position] = copy(arguments[position])
+        plan(*arguments)
+        if out in copy_at:
+            tensors[out].copy_(arguments[out])  # type: ignore[union-attr]
 
     return run

@@ -16,8 +16,8 @@ from stoneware.runtime.device import Device
 from stoneware.specs.op_spec import OpSpec
 
 _MULTIPLE = 16
-"""Required multiple of n, k and the leading dimensions. Triton supports one promise of alignment; without the promise
-a kernel would load and store two bytes at a time instead of sixteen."""
+"""Required multiple of n, k and the leading dimensions. The kernels are compiled for this alignment; without it they
+would load and store two bytes at a time instead of sixteen."""
 
 
 class TritonAot(Backend):
@@ -40,7 +40,7 @@ class TritonAot(Backend):
         if reason is not None:
             return reason
         if getattr(problem, "batch", 1) != 1:
-            return f"batch={problem.batch} must be 1 for {self.name}, whose kernels compute one product"
+            return f"batch={problem.batch} must be 1 for {self.name}, whose kernels compute one matmul"
         for name in ("n", "k", "lda", "ldb", "ldd"):
             value = getattr(problem, name)
             if value % _MULTIPLE:

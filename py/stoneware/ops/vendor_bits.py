@@ -43,8 +43,8 @@ _CHUNK_BYTES = 1 << 26
 
 @functools.lru_cache(maxsize=4096)
 def _verdict(ordinal: int | None, problem: Any) -> list[str | None]:
-    """What was found at a problem on a device: nothing yet, or why the vendor's kernel may not run it; None
-    if it may. A problem that is forgotten is compared again; each m of a server's is one."""
+    """The result of the check at a problem on a device: [] before it, then [why the vendor's kernel may not run]
+    or [None]. A problem that the cache dropped is checked again; each m is a problem."""
     return []
 
 
@@ -53,9 +53,9 @@ def why_not(operation: Any, vendor: Config, problem: Any, device: Device, *, may
 
     Args:
       operation: the op with its backends (`dispatch.Operation`).
-      problem, device: what runs.
+      problem, device: the call.
       vendor: the config of its kernel.
-      may_run: whether to check a problem that was not checked yet; otherwise that is the reason.
+      may_run: whether to check a problem that was not checked yet; if not, this is the reason.
     """
     verdict = _verdict(device.ordinal, problem)
     if verdict:
@@ -98,9 +98,9 @@ def _difference(operation: Any, vendor: Config, problem: Any, device: Device) ->
                 out.fill_(float("nan"))
                 plan(*[tensors[name] for name in operation.spec.plan_order])
                 results.append(out if results else out.clone())
-            if differing := _num_differing(*results):
+            if num_differing := _num_differing(*results):
                 return (
-                    f"its bits are not those of our kernels here: {differing} of {out.numel()} elements of a "
+                    f"its bits are not those of our kernels here: {num_differing} of {out.numel()} elements of a "
                     "result differ"
                 )
     return None
@@ -118,8 +118,8 @@ def cancel(a: torch.Tensor, b: torch.Tensor) -> None:
     """Makes every other row of a @ b, a [..., m, k] and b [..., k, n], consist only of the rounding
     of its sums."""
     half = a.shape[-1] // 2
-    # A batch may have one operand for all, in whose memory torch writes but once.
-    a, bits = (one[0] if one.ndim == 3 and one.stride(0) == 0 else one for one in (a, _bits(b)))
+    # If a batch shares an operand, torch can write to its memory only through one matrix.
+    a, bits = (operand[0] if operand.ndim == 3 and operand.stride(0) == 0 else operand for operand in (a, _bits(b)))
     a[..., ::2, half : 2 * half] = a[..., ::2, :half]
     # In place. torch cannot negate fp8, so the highest bit, the sign, is flipped.
     torch.bitwise_xor(bits[..., :half, :], torch.iinfo(bits.dtype).min, out=bits[..., half : 2 * half, :])

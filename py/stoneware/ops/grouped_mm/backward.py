@@ -1,4 +1,4 @@
-"""The gradients of grouped_mm in bf16, of the products in gradient_products.py."""
+"""The gradients of grouped_mm in bf16, by the operators of gradient_matmuls.py."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from stoneware.errors import UnsupportedError
 from stoneware.kernels.config import REFERENCE, VENDOR
 from stoneware.ops.backward import Gradients, Tensors, is_saved
-from stoneware.ops.grouped_mm import gradient_products
-from stoneware.ops.grouped_mm.gradient_products import GROUPS, ROWS
+from stoneware.ops.grouped_mm import gradient_matmuls
+from stoneware.ops.grouped_mm.gradient_matmuls import GROUPS, ROWS
 from stoneware.ops.tensor_checks import gradient_error
 from stoneware.specs.grouped_mm import SPEC
 
@@ -39,6 +39,6 @@ def rule(
     return _RULE(needs_input_grad, a, b, offs, backend)
 
 
-_RULE = gradient_products.rule(
+_RULE = gradient_matmuls.rule(
     lambda dc, b, *others: ROWS(dc, b.mT, *others), lambda dc, a, *others: GROUPS(dc, a, *others).mT
 )

@@ -1,4 +1,4 @@
-"""What grouped_mm asks of its arguments, and the plan for arguments that pass."""
+"""Checks the arguments of grouped_mm, and makes the plan for those that pass."""
 
 from __future__ import annotations
 

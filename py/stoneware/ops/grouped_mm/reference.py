@@ -1,7 +1,6 @@
-"""Backend in plain torch, on any device: right rather than fast. It reads the offsets, and so waits
-for the device.
+"""Backend in plain torch, on any device: accurate, but slow. It reads the offsets, which synchronizes.
 
-    d = (float32(a) @ float32(b[g])) * scale_a * scale_b[g], rounded once to the out dtype
+d = (float32(a) @ float32(b[g])) * scale_a * scale_b[g], rounded once to the out dtype
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Backend of grouped_mm's kernels for Hopper; a launch waits for nothing."""
+"""Backend of grouped_mm's kernels for Hopper; a launch never synchronizes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from stoneware.specs.grouped_mm import SPEC
 from stoneware.specs.grouped_mm_problem import Problem
 
 MAX_GROUPS = 1024
-"""A block's table of groups in shared memory (kMaxGroups in cc/gemm/grouped_tiles.h)."""
+"""Size of a block's table of groups in shared memory (kMaxGroups in cc/gemm/grouped_tiles.h)."""
 
 MAX_EXTENT = 2**30 - 1
-"""Of m, n and k: a tile that reaches over an end still counts in int32 (CanImplement in
+"""The largest m, n and k: the coordinates of a tile that crosses an edge must fit int32 (CanImplement in
 cc/gemm/grouped_mm_sm90_host.h)."""
 
 

@@ -29,7 +29,7 @@ def _run(
     scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None,
 ) -> None:
-    # torch takes no out: the result is copied, with what it has in the rows after the last offset.
+    # torch has no out= here: the whole result is copied, also the rows after the last offset.
     if scale_a is None or scale_b is None:
         out.copy_(torch._grouped_mm(a, b, offs=offs))
     else:

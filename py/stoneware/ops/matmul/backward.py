@@ -3,9 +3,9 @@
     da = dc @ b^T      db = a^T @ dc      dbias = the sum of dc over its rows, in float32
 
 The gradient of a column-major operand is computed transposed, so that the gradient of a weight that
-is passed as weight.t() is row-major, as the weight is. The gradient of a weight that a batch
-shares is one product over all rows of the batch; those of other operands that are broadcast are
-summed over the batch in float32.
+is passed as weight.t() is row-major, like the weight. The gradient of a weight that a batch shares is
+one matmul over all rows of the batch; those of other broadcast operands are summed over the batch in
+float32.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def rule(
     """See `stoneware.ops.backward.Rule`."""
     a_layout, b_layout = _layout(a, "n"), _layout(b, "t")
     dtypes = a.dtype, b.dtype, out_dtype or a.dtype
-    kept = is_saved(SPEC, needs_input_grad, dtypes, a_layout + b_layout)
+    saves = is_saved(SPEC, needs_input_grad, dtypes, a_layout + b_layout)
     a_shape, b_shape, dtype, has_dbias = a.shape, b.shape, a.dtype, needs_input_grad[2]
 
     def gradients(dc: torch.Tensor, a: torch.Tensor | None, b: torch.Tensor | None) -> Tensors:
@@ -46,25 +46,25 @@ def rule(
         if a is not None:
             a = a[None] if a.ndim == 1 else a
             if len(b_shape) <= 2 and a.ndim > 2 and a.shape[:-2] == rows.shape[:-2]:
-                # Both have the rows of the whole batch, so that its sum is that of one product over k.
+                # Both have the rows of the whole batch, so the sum over the batch is part of one matmul.
                 a, rows = a.flatten(0, -2), rows.flatten(0, -2)
             factors = (a.mT, rows) if b_layout == "n" else (rows.mT, a)
             db = _gradient(*factors, b_layout, b_shape, backend)
         return da, db, sum_of_rows(dc) if has_dbias else None
 
-    return (a if kept[0] else None, b if kept[1] else None), gradients
+    return (a if saves[0] else None, b if saves[1] else None), gradients
 
 
-def _layout(tensor: torch.Tensor, of_vector: str) -> str:
+def _layout(tensor: torch.Tensor, vector_layout: str) -> str:
     """The layout of its matrices; those that are neither row-major nor column-major are copied, row-major."""
     if tensor.ndim == 1:
-        return of_vector
+        return vector_layout
     return "t" if tensor.stride(-2) == 1 and tensor.stride(-1) != 1 else "n"
 
 
 def _rows(dc: torch.Tensor, is_a_vector: bool, is_b_vector: bool) -> torch.Tensor:
-    """The gradient of the result with the dimension that a vector's product drops. One that is expanded
-    is copied here, once, and not by every product."""
+    """The gradient of the result, with the dimension that the call dropped for a vector. An expanded one is
+    copied here once, not in every matmul."""
     if is_b_vector:
         dc = dc.unsqueeze(-1)
     if is_a_vector:
@@ -76,11 +76,11 @@ def _gradient(
     left: torch.Tensor, right: torch.Tensor, layout: str, shape: Sequence[int], backend: str | None
 ) -> torch.Tensor:
     """left @ right as the gradient of an operand of this layout and shape; for "t" transposed."""
-    batch, kept = batch_of(left.shape, right.shape), tuple(shape[:-2])
-    out_dtype = None if batch == kept else torch.float32
+    batch, operand_batch = batch_of(left.shape, right.shape), tuple(shape[:-2])
+    out_dtype = None if batch == operand_batch else torch.float32
     result = call_of(SPEC)(left, right, None, None, out_dtype, backend, None)
-    if batch != kept:
-        result = result.sum_to_size(*kept, *result.shape[-2:]).to(left.dtype)
+    if batch != operand_batch:
+        result = result.sum_to_size(*operand_batch, *result.shape[-2:]).to(left.dtype)
     if layout == "t":
         result = result.mT
     return result.reshape(shape) if len(shape) == 1 else result

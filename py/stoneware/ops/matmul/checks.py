@@ -1,8 +1,8 @@
-"""What matmul asks of its arguments, and the plan for arguments that pass.
+"""Checks the arguments of matmul, and makes the plan for those that pass.
 
-Arguments of any rank become one Problem: a batch of products whose matrices have one contiguous
-dimension each and one stride from a product to the next. What that leaves to do at a call is a copy
-of an operand that has no such strides, and nothing else.
+Arguments of any rank become one Problem: a batch of matmuls whose matrices have one contiguous
+dimension each and one stride from a matmul to the next. An operand without such strides is copied at
+each call.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def plan(
     if out is not None:
         tensor_checks.check_out(out, shape, out_dtype, allowed)
     if 0 in (*shape, a.shape[-1]):
-        return _run_without_products
+        return _run_without_matmuls
     pointers = [tensor.data_ptr() for tensor in (a, b, out) if tensor is not None]
     problem, is_transposed, copies = arrangement(
         a,
@@ -84,8 +84,8 @@ def _with_swapped_operands(plan: Plan) -> Plan:
     return run
 
 
-def _run_without_products(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
-    """The plan for a sum of no products."""
+def _run_without_matmuls(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """The plan for an empty sum: zeros, and the bias."""
     out.zero_()
     if bias is not None:
         out += bias

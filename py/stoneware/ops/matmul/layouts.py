@@ -18,9 +18,10 @@ from stoneware.specs.matmul_problem import Problem
 
 
 def batch_of(a_shape: Sequence[int], b_shape: Sequence[int]) -> tuple[int, ...]:
-    """The leading dimensions that a and b have together, by the rule of torch.broadcast_shapes, which
-    is not asked: its first call imports some 490 modules (torch 2.13), and on an H200's machine a
-    process's first matmul took 1.9 s with it and 8 ms without.
+    """The broadcast leading dimensions of a and b.
+
+    torch.broadcast_shapes is not used: its first call imports about 490 modules (torch 2.13), and on an
+    H200's machine the first matmul of a process took 1.9 s with it and 8 ms without.
 
     Raises:
       ValueError: two extents differ and neither is 1.
@@ -28,7 +29,7 @@ def batch_of(a_shape: Sequence[int], b_shape: Sequence[int]) -> tuple[int, ...]:
     shorter, longer = sorted((a_shape[:-2], b_shape[:-2]), key=len)
     batch = list(longer)
     for position, extent in enumerate(shorter, start=len(longer) - len(shorter)):
-        if extent == batch[position] or extent == 1:  # of one symbol of a trace the first says it
+        if extent == batch[position] or extent == 1:  # the first test also holds for a symbol of a trace
             continue
         if batch[position] != 1:
             raise ValueError(
@@ -46,13 +47,13 @@ def result_shape(a_shape: Sequence[int], b_shape: Sequence[int]) -> tuple[int, .
 
 
 class Arrangement(NamedTuple):
-    """Arguments as a problem's.
+    """The problem of arguments, and how they become its operands.
 
     Attributes:
       problem: the problem.
       is_transposed: whether it is out^T = b^T @ a^T.
-      copies: the tensors that must be copied, each with its copy: an operand that is made dense, or for
-        every product of the batch, as torch.matmul copies it too; "out", which is computed apart.
+      copies: tensor -> how it is copied at each call: an operand is made dense, or expanded to the whole
+        batch, like in torch.matmul; "out" is computed in a dense tensor.
     """
 
     problem: Problem
@@ -63,10 +64,9 @@ class Arrangement(NamedTuple):
 def arrangement(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, shape: tuple[int, ...], **fields: Any
 ) -> Arrangement:
-    """Finds the problem of arguments that fit, with as few copies as it can.
+    """The problem of valid arguments, with as few copies as possible.
 
-    A vector b is taken as the row of the transposed product: matrices times a vector are then what
-    a row times a weight is, a small m, for which there are kernels.
+    A vector b becomes a row of the transposed matmul. That has m = 1, for which there are kernels.
 
     Args:
       a, b, out: the arguments.
@@ -75,7 +75,7 @@ def arrangement(
     """
     batch = batch_of(a.shape, b.shape)
     copies: dict[str, Copy] = {}
-    tensors = {"a": _as_it_lies(a), "b": _as_it_lies(b), "out": _as_it_lies(out, shape)}
+    tensors = {"a": _without_memory(a), "b": _without_memory(b), "out": _without_memory(out, shape)}
     is_transposed = b.ndim == 1 and a.ndim > 1
     while True:
         matrices = _as_matrices(batch, **tensors)
@@ -86,11 +86,11 @@ def arrangement(
                 matrices = _as_matrices(batch, **tensors)
         names = ("b", "a", "out") if is_transposed else ("a", "b", "out")
         left, right, d = (matrices[name].mT if is_transposed else matrices[name] for name in names)
-        left, right, d = _folded(left, right, d, fields["has_bias"])
-        strided = [name for name, one in zip(names, (left, right, d)) if not _has_one_stride(one)]
-        if not strided:
+        left, right, d = _fold_batch(left, right, d, fields["has_bias"])
+        irregular = [name for name, matrix in zip(names, (left, right, d)) if not _has_single_stride(matrix)]
+        if not irregular:
             return Arrangement(_problem(left, right, d, **fields), is_transposed, copies)
-        for name in strided:
+        for name in irregular:
             if name == "out":
                 copies[name] = dense_like
             else:
@@ -99,8 +99,8 @@ def arrangement(
             tensors[name] = copies[name](tensors[name])
 
 
-def _as_it_lies(tensor: torch.Tensor | None, shape: Sequence[int] = ()) -> torch.Tensor:
-    """As a tensor of the call; as one of this shape that the call allocates."""
+def _without_memory(tensor: torch.Tensor | None, shape: Sequence[int] = ()) -> torch.Tensor:
+    """The layout of a tensor; without one, that of an out of this shape, which the call allocates."""
     if tensor is None:
         return torch.empty(shape, dtype=torch.uint8, device="meta")
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=torch.uint8, device="meta")
@@ -123,8 +123,8 @@ def _as_matrices(
     matrices = {"a": a, "b": b, "out": out}
     if not batch:
         return matrices
-    ones = tuple(idx for idx, size in enumerate(batch) if size == 1)
-    return {name: one.expand(*batch, *one.shape[-2:]).squeeze(ones) for name, one in matrices.items()}
+    unit_dims = tuple(idx for idx, size in enumerate(batch) if size == 1)
+    return {name: matrix.expand(*batch, *matrix.shape[-2:]).squeeze(unit_dims) for name, matrix in matrices.items()}
 
 
 def _layout(matrices: torch.Tensor, preference: str) -> str | None:
@@ -145,59 +145,58 @@ def _leading_dimension(matrices: torch.Tensor, layout: str) -> int:
     return matrices.stride(outer) if matrices.shape[outer] > 1 else matrices.shape[inner]
 
 
-def _folded(
+def _fold_batch(
     left: torch.Tensor, right: torch.Tensor, d: torch.Tensor, has_bias: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A batch that shares an operand as fewer and larger products, as far as strides allow: its
-    rows are m of one product if b is shared, its columns n if a is, unless each product adds the
-    same bias to them."""
+    """A batch that shares an operand as fewer and larger matmuls, as far as strides allow. If b is shared,
+    all rows become m of one matmul; if a is shared and there is no bias, all columns become n."""
     while left.ndim > 2:
-        product = None
+        matmul = None
         if right.stride(-3) == 0:
-            product = _product(_with_rows_folded(left), right.select(-3, 0), _with_rows_folded(d))
-        if product is None and left.stride(-3) == 0 and not has_bias:
-            product = _product(left.select(-3, 0), _with_columns_folded(right), _with_columns_folded(d))
-        if product is None:
+            matmul = _matmul(_fold_rows(left), right.select(-3, 0), _fold_rows(d))
+        if matmul is None and left.stride(-3) == 0 and not has_bias:
+            matmul = _matmul(left.select(-3, 0), _fold_columns(right), _fold_columns(d))
+        if matmul is None:
             break
-        left, right, d = product
+        left, right, d = matmul
     return left, right, d
 
 
-def _product(
+def _matmul(
     left: torch.Tensor | None, right: torch.Tensor | None, d: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """The three, if none is missing and each has a layout that a problem takes."""
+    """The three matrices, if none is None and each has a layout that a problem supports."""
     if left is None or right is None or d is None:
         return None
     has_layouts = _layout(left, "nt") and _layout(right, "tn") and _layout(d, "n")
     return (left, right, d) if has_layouts else None
 
 
-def _with_rows_folded(matrices: torch.Tensor) -> torch.Tensor | None:
-    """The innermost dimension of the batch as further rows, if one stride goes through both."""
+def _fold_rows(matrices: torch.Tensor) -> torch.Tensor | None:
+    """The innermost dimension of the batch as further rows, if a single stride covers both."""
     rows = matrices.shape[-2]
     if rows > 1 and matrices.stride(-3) != rows * matrices.stride(-2):
         return None
     return matrices.flatten(-3, -2)
 
 
-def _with_columns_folded(matrices: torch.Tensor) -> torch.Tensor | None:
-    folded = _with_rows_folded(matrices.mT)
-    return None if folded is None else folded.mT
+def _fold_columns(matrices: torch.Tensor) -> torch.Tensor | None:
+    columns = _fold_rows(matrices.mT)
+    return None if columns is None else columns.mT
 
 
-def _has_one_stride(matrices: torch.Tensor) -> bool:
-    """Whether one stride goes through the whole batch."""
+def _has_single_stride(matrices: torch.Tensor) -> bool:
+    """Whether a single stride covers the whole batch."""
     sizes, strides = matrices.shape[:-2], matrices.stride()[:-2]
     return all(outer == size * inner for outer, inner, size in zip(strides, strides[1:], sizes[1:]))
 
 
 def _problem(left: torch.Tensor, right: torch.Tensor, d: torch.Tensor, **fields: Any) -> Problem:
     a_layout, b_layout = _layout(left, "nt"), _layout(right, "tn")
-    assert a_layout is not None and b_layout is not None  # `arrangement` copies what has none
+    assert a_layout is not None and b_layout is not None  # `arrangement` copies matrices without a layout
     strides: dict[str, Any] = {
-        f"batch_stride_{name}": one.stride(-3) if one.ndim > 2 else 0
-        for name, one in (("a", left), ("b", right), ("d", d))
+        f"batch_stride_{name}": matrix.stride(-3) if matrix.ndim > 2 else 0
+        for name, matrix in (("a", left), ("b", right), ("d", d))
     }
     return Problem(
         m=left.shape[-2],

@@ -1,4 +1,4 @@
-"""Backend in plain torch, on any device: float32 products and sums, rounded once at the end."""
+"""Backend in plain torch, on any device: a float32 matmul, rounded once at the end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stoneware.specs.matmul_problem import Problem
 
 
 def _plan(problem: Problem) -> Plan:
-    views = operand_views.of(problem)
+    views = operand_views.make(problem)
 
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         a, b, out = views(a, b, out)

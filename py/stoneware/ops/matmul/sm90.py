@@ -1,5 +1,4 @@
-"""Backend of matmul's kernels for Hopper: every layout, batches, and a result of 16 or 32
-bits."""
+"""Backend of matmul's kernels for Hopper: every layout, batches, and results with 16 or 32 bits."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ MAX_TMA_STRIDE = 2**39
 
 MAX_GRID_YZ = 65535
 """Blocks along y and z (CUDA C++ Programming Guide, "Technical Specifications per Compute
-Capability"), along which the kernels that are not persistent have the narrow side of their tiles
-and the batch."""
+Capability"). The kernels that are not persistent have the batch and the narrow side of their tiles
+along these axes."""
 
 
 class _Sm90(Sm90):
@@ -34,7 +33,7 @@ class _Sm90(Sm90):
             return (
                 f"batch={problem.batch} must be 1 for this build's kernels {problem.a_dtype}*"
                 f"{problem.b_dtype}->{problem.out_dtype} of layout {problem.layout}, which take "
-                "one product; use another backend"
+                "one matmul; use another backend"
             )
         if not any(self.fits(problem, kernel) for kernel in kernels):
             return (
@@ -44,7 +43,7 @@ class _Sm90(Sm90):
         return None
 
     def _why_not_tma(self, problem: Problem) -> str | None:
-        """What TMA cannot move, see UNIT_BYTES."""
+        """Why TMA cannot load or store the tensors, see UNIT_BYTES; or None."""
         if not problem.is_aligned:
             return f"a, b and out must begin at multiples of {UNIT_BYTES} bytes for {self.name}; copy the views"
         names = ["n"]
@@ -72,7 +71,7 @@ class _Sm90(Sm90):
         return num_tiles <= MAX_GRID_YZ and problem.batch <= MAX_GRID_YZ
 
     def swizzled(self, kernels: Sequence[KernelRecord]) -> Sequence[KernelRecord]:
-        """Those whose tile is as tall as the first one's, or taller."""
+        """The kernels whose tile is at least as tall as that of the first."""
         heights = [tile_rule.tile_m(kernel) for kernel in kernels]
         return [kernel for kernel, height in zip(kernels, heights) if height >= heights[0]]
 

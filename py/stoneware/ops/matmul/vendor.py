@@ -1,4 +1,4 @@
-"""Backend of the vendor library: torch.mm, torch.bmm and their sums with a bias, which are cuBLAS on
+"""Backend of the vendor library: torch.mm and torch.bmm, with a bias torch.addmm and torch.baddbmm; cuBLAS on
 a GPU."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from stoneware.specs.matmul_problem import Problem
 
 
 def _plan(problem: Problem) -> Plan:
-    views = operand_views.of(problem)
+    views = operand_views.make(problem)
     is_batch = problem.batch > 1
     multiply, multiply_add = (torch.bmm, torch.baddbmm) if is_batch else (torch.mm, torch.addmm)
     is_wide = problem.out_dtype != problem.a_dtype
@@ -21,11 +21,11 @@ def _plan(problem: Problem) -> Plan:
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         if not THREAD.has_context:
             make_current()
-        if is_batch or not a.ndim == b.ndim == out.ndim == 2:  # else nothing was folded
+        if is_batch or not a.ndim == b.ndim == out.ndim == 2:  # otherwise nothing was folded
             a, b, out = views(a, b, out)
         if is_wide:
-            # torch adds a bias of float32 to operands of 16 bits only for some sizes; in float32 a
-            # sum of its own costs no accuracy.
+            # torch adds a float32 bias to 16-bit operands only at some sizes. A separate sum in float32 is as
+            # accurate.
             multiply(a, b, out_dtype=torch.float32, out=out)
             if bias is not None:
                 out += bias

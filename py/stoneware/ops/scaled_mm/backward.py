@@ -3,9 +3,9 @@
     ab = a @ b                                  dbias = the sum of dc over its rows, in float32
     dscale_a = sums of dc * ab * scale_b        dscale_b = sums of dc * ab * scale_a
 
-`ab` is computed anew in float32, from operands that the caller holds anyway: the result is rounded,
-has the bias in it, and says nothing where a scale is zero. With block scales it is one product for
-each block of k.
+`ab` is computed again in float32 from the operands, which the caller holds anyway. The result cannot
+replace it: it is rounded, includes the bias, and is zero where a scale is zero. With block scales there
+is one matmul for each block of k.
 """
 
 from __future__ import annotations
@@ -53,29 +53,29 @@ def rule(
         if max(scale_a.numel(), scale_b.numel()) > 1
         else "tensor"
     )
-    kept = is_saved(SPEC, needs_input_grad, (a.dtype, b.dtype, out_dtype), "nt", scales)
+    saves = is_saved(SPEC, needs_input_grad, (a.dtype, b.dtype, out_dtype), "nt", scales)
     shapes, has_dbias = (scale_a.shape, scale_b.shape), needs_input_grad[-1]
 
     def gradients(dc: torch.Tensor, *saved: torch.Tensor | None) -> Tensors:
         scaled_mm = call_of(SPEC)
 
         def unscaled(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-            one = torch.ones((), device=a.device)
-            return scaled_mm(a, b, one, one, None, None, torch.float32, use_fast_accum, backend, None)
+            unit_scale = torch.ones((), device=a.device)
+            return scaled_mm(a, b, unit_scale, unit_scale, None, None, torch.float32, use_fast_accum, backend, None)
 
         a, b, scale_a, scale_b = saved
         dscales: Tensors = (None, None)
         if a is not None and b is not None:
             parts = zip(a.split(BLOCK, 1), b.split(BLOCK, 0)) if is_block else [(a, b)]
-            weighted = (dc.float() * unscaled(*part) for part in parts)
-            dscales = (_of_blocks if is_block else _of_one)(weighted, scale_a, scale_b, shapes)
+            dc_ab_parts = (dc.float() * unscaled(*part) for part in parts)
+            dscales = (_block_scale_gradients if is_block else _scale_gradients)(dc_ab_parts, scale_a, scale_b, shapes)
         return None, None, *dscales, sum_of_rows(dc) if has_dbias else None
 
-    return tuple(one if is_kept else None for one, is_kept in zip((a, b, scale_a, scale_b), kept)), gradients
+    return tuple(tensor if keep else None for tensor, keep in zip((a, b, scale_a, scale_b), saves)), gradients
 
 
 def _is_block(scale_a: torch.Tensor, scale_b: torch.Tensor, n: int) -> bool:
-    """Whether scales that passed the checks are of blocks; of one block alone they are as a tensor's."""
+    """Whether scales that passed the checks are block scales; a single block counts as a tensor."""
     if scale_a.ndim != 2 or scale_b.ndim != 2:
         return False
     return scale_a.shape[1] > 1 or scale_b.shape[0] > 1 or scale_b.shape[1] not in (1, n)
@@ -84,30 +84,29 @@ def _is_block(scale_a: torch.Tensor, scale_b: torch.Tensor, n: int) -> bool:
 Shapes = tuple[torch.Size, torch.Size]
 
 
-def _of_one(
-    weighted: Iterator[torch.Tensor], scale_a: torch.Tensor | None, scale_b: torch.Tensor | None, shapes: Shapes
+def _scale_gradients(
+    dc_ab_parts: Iterator[torch.Tensor], scale_a: torch.Tensor | None, scale_b: torch.Tensor | None, shapes: Shapes
 ) -> Tensors:
-    """The gradients of scale_a and scale_b, of these shapes, from dc * ab: of each if the other one is
-    there."""
-    (dc_ab,) = weighted
+    """The gradients of scale_a and scale_b, of these shapes, from dc * ab; each needs the other scale."""
+    (dc_ab,) = dc_ab_parts
     return tuple(
         None if other is None else (dc_ab * other).sum_to_size(shape)
         for other, shape in zip((scale_b, scale_a), shapes)
     )
 
 
-def _of_blocks(
-    weighted: Iterator[torch.Tensor], scale_a: torch.Tensor | None, scale_b: torch.Tensor | None, shapes: Shapes
+def _block_scale_gradients(
+    dc_ab_parts: Iterator[torch.Tensor], scale_a: torch.Tensor | None, scale_b: torch.Tensor | None, shapes: Shapes
 ) -> Tensors:
-    """As `_of_one`, from dc * ab of each block of k."""
+    """Like `_scale_gradients`, from dc * ab of each block of k."""
     rows, columns = [], []
     num_rows_b, num_columns_b = shapes[1]
-    for block, dc_ab in enumerate(weighted):
+    for block, dc_ab in enumerate(dc_ab_parts):
         n = dc_ab.shape[1]
         is_1d = num_columns_b == n
         if scale_b is not None:
-            of_columns = scale_b[block]
-            rows.append((dc_ab * (of_columns if is_1d else of_columns.repeat_interleave(BLOCK)[:n])).sum(1))
+            column_scales = scale_b[block]
+            rows.append((dc_ab * (column_scales if is_1d else column_scales.repeat_interleave(BLOCK)[:n])).sum(1))
         if scale_a is not None:
             sums = (dc_ab * scale_a[:, block, None]).sum(0)
             if not is_1d:

@@ -1,4 +1,4 @@
-"""What scaled_mm asks of its arguments, and the plan for arguments that pass."""
+"""Checks the arguments of scaled_mm, and makes the plan for those that pass."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def plan(
     has_block_scales = scale_a_kind == "block_1x128"
     check_k(k, BLOCK if has_block_scales else unit(a_dtype))
     if m == 1 and scale_b_kind == "row" and tuple(scale_a.shape) == (1, 1):
-        scale_a_kind = "row"  # of one row; backends that want two scales of one kind take it
+        scale_a_kind = "row"  # a single row: backends that need two scales of one kind can run it
     if bias is not None:
         tensor_checks.check_bias(bias, n, out_dtype)
     if out is not None:
@@ -82,7 +82,7 @@ def plan(
 def _scale_kinds(scale_a: torch.Tensor, scale_b: torch.Tensor, m: int, n: int, k: int) -> tuple[str, str]:
     """The kinds of both scales, from their shapes.
 
-    Where k has one block only, [m, 1] and one element can be meant either way, and mean the same.
+    If k has a single block, [m, 1] and one element are both kinds at once, with the same result.
     """
     for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
         tensor_checks.check_dtype(name, scale, ("fp32",), f"cast it with {name}.float()")
@@ -97,7 +97,7 @@ def _scale_kinds(scale_a: torch.Tensor, scale_b: torch.Tensor, m: int, n: int, k
     if is_a_block and a_shape[1] > 1 and scale_a.numel() > 1:
         raise ValueError(
             f"scale_b.shape={list(scale_b.shape)} must be [k/{BLOCK}, n/{BLOCK}]={b_shape} or "
-            f"{padded_b_shape}, rounded up, or [k/{BLOCK}, n]={[a_shape[1], n]}, beside scale_a.shape={a_shape}, "
+            f"{padded_b_shape}, rounded up, or [k/{BLOCK}, n]={[a_shape[1], n]}, with scale_a.shape={a_shape}, "
             f"one scale per {BLOCK} elements of a row; scale b in blocks of {BLOCK} x {BLOCK}, or of {BLOCK} x 1"
         )
     if is_b_block and scale_b.numel() > 1:
@@ -113,14 +113,14 @@ def _scale_kinds(scale_a: torch.Tensor, scale_b: torch.Tensor, m: int, n: int, k
 
 
 def _block_layouts(scale_a: torch.Tensor, scale_b: torch.Tensor, m: int, k: int) -> dict[str, Any]:
-    """Strides of block scales as a Problem names them; of a dimension of size one, torch's own."""
-    rows_of_b, columns_of_b = scale_b.shape
+    """The strides of block scales in the fields of a Problem; for a dimension of size one, those of torch's layout."""
+    b_rows, b_columns = scale_b.shape
     return {
         "scale_a_stride_m": scale_a.stride(0) if m > 1 else 1,
         "ld_scale_a": scale_a.stride(1) if k > BLOCK else m,
-        "scale_b_stride_n": scale_b.stride(1) if columns_of_b > 1 else rows_of_b,
-        "ld_scale_b": scale_b.stride(0) if rows_of_b > 1 else 1,
-        "is_scale_b_padded": rows_of_b == padded_num_blocks(k),
+        "scale_b_stride_n": scale_b.stride(1) if b_columns > 1 else b_rows,
+        "ld_scale_b": scale_b.stride(0) if b_rows > 1 else 1,
+        "is_scale_b_padded": b_rows == padded_num_blocks(k),
     }
 
 

@@ -1,8 +1,8 @@
-"""Backend in plain torch, on any device: right rather than fast.
+"""Backend in plain torch, on any device: accurate, but slow.
 
     d = (float32(a) @ float32(b)) * scale_a * scale_b + bias, rounded once to the out dtype
 
-and with block scales the sum of that over the blocks of k, each with its scales.
+With block scales this is summed over the blocks of k, each with its own scales.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ def _plan(problem: Problem) -> Plan:
     ) -> None:
         d = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
         for block, begin in enumerate(range(0, problem.k, step)):
-            # An e4m3 has 4 significant bits and an e5m2 has 3, so that a product is exact even if torch
+            # An e4m3 has 4 significant bits and an e5m2 has 3, so each product is exact even if torch
             # multiplies float32 in TF32; the scales are applied to the float32 sum.
-            product = a[:, begin : begin + step].float() @ b[begin : begin + step].float()
+            partial = a[:, begin : begin + step].float() @ b[begin : begin + step].float()
             if problem.has_block_scales:
-                product *= scale_a[:, block, None]
-                product *= scale_b[block] if scale_b.shape[1] == n else scale_b[block].repeat_interleave(BLOCK)[:n]
+                partial *= scale_a[:, block, None]
+                partial *= scale_b[block] if scale_b.shape[1] == n else scale_b[block].repeat_interleave(BLOCK)[:n]
             else:
-                product *= scale_a
-                product *= scale_b
-            d += product
+                partial *= scale_a
+                partial *= scale_b
+            d += partial
         if bias is not None:
             d += bias
         out.copy_(d)

@@ -17,7 +17,7 @@ class _Sm90(Sm90):
         return f" for {problem.scales} scales and {problem.accumulation} accumulation"
 
     def swizzled(self, kernels: Sequence[KernelRecord]) -> Sequence[KernelRecord]:
-        """The first that has CUTLASS's tile scheduler."""
+        """The first kernel with CUTLASS's tile scheduler."""
         return [kernel for kernel in kernels if kernel.config["schedule"] in TILE_SCHEDULED][:1]
 
     def fields(self, problem: Problem) -> dict[str, Any]:

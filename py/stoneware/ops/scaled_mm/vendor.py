@@ -39,7 +39,7 @@ def _block_scales(problem: Problem, device: Device) -> str | None:
     if problem.m % _UNIT_M and problem.m < _LEAST_M_IN_PARTS:
         return (
             f"m={problem.m} must be a multiple of {_UNIT_M} for cuBLASLt, which reads scale_a in units of 16 bytes, "
-            f"or at least {_LEAST_M_IN_PARTS}, where a second product for the last rows costs little"
+            f"or at least {_LEAST_M_IN_PARTS}, where a second matmul for the last rows costs little"
         )
     if device.is_described:
         return None
@@ -75,12 +75,12 @@ def _dotted(capability: tuple[int, int]) -> str:
 
 
 def _plan(problem: Problem) -> Plan:
-    plan = _plan_block_scales(problem) if problem.has_block_scales else _plan_of_one(problem)
+    plan = _plan_block_scales(problem) if problem.has_block_scales else _plan_matrix_scales(problem)
     # torch's kernels of row and block scales write dense rows.
     return tensor_checks.with_copies(SPEC, plan, {} if problem.ldd == problem.n else {"out": tensor_checks.dense_like})
 
 
-def _plan_of_one(problem: Problem) -> Plan:
+def _plan_matrix_scales(problem: Problem) -> Plan:
     scaled_mm, use_fast_accum = torch._scaled_mm, problem.use_fast_accum
     out_dtype = TORCH_DTYPES[problem.out_dtype]
 
@@ -109,14 +109,14 @@ _PART_US, _READ_BYTES_PER_US = 5.0, 3e6
 
 
 def _parts(m: int) -> list[tuple[int, int]]:
-    """The first row and the end of each product. The last one may repeat rows of the first, with the same
+    """The first row and the end of each matmul. The last matmul may repeat rows of the first, with the same
     result."""
     whole = m - m % _UNIT_M
     return [(0, m)] if whole == m else [(0, whole), (m - _UNIT_M, m)]
 
 
-def _copied(problem: Problem) -> list[str]:
-    """The block scales that lie otherwise than torch's kernel takes them."""
+def _scales_to_copy(problem: Problem) -> list[str]:
+    """The block scales whose layout is not that of torch's kernel."""
     if not problem.has_block_scales:
         return []
     strides_a = problem.scale_a_stride_m, problem.ld_scale_a
@@ -129,14 +129,14 @@ def _copied(problem: Problem) -> list[str]:
     return [name for name, is_right in (("a", is_a_right), ("b", is_b_right)) if not is_right]
 
 
-def _layout(columns: int, rows: int, *, is_copied: bool) -> Copy | None:
-    """How scales of `columns` columns get the strides (1, rows), and zeros up to `rows` rows; None if they
-    have them."""
-    if is_copied:
+def _layout(columns: int, rows: int, *, copies_scales: bool) -> Copy | None:
+    """How scales with this number of columns get the strides (1, rows) and zeros up to `rows` rows; None if
+    they have this layout."""
+    if copies_scales:
         return functools.partial(_copy, rows)
     if columns > 1:
         return None
-    # The second stride of a column by itself says nothing, and torch checks it.
+    # The second stride of a single column is arbitrary, but torch checks it.
     return lambda scale: scale.as_strided(scale.shape, (1, scale.shape[0]))
 
 
@@ -152,11 +152,11 @@ def _plan_block_scales(problem: Problem) -> Plan:
     scaled_mm, out_dtype = torch._scaled_mm_v2, TORCH_DTYPES[problem.out_dtype]
     recipe_a, recipe_b = ([_BLOCK_RECIPES[kind]] for kind in (problem.scale_a, problem.scale_b))
     is_1d = problem.scales == "block_1d"
-    copied, parts, blocks = _copied(problem), _parts(problem.m), num_blocks(problem.k)
-    # Of single columns torch wants them as those of a, [n, k / 128].
+    copies, parts, blocks = _scales_to_copy(problem), _parts(problem.m), num_blocks(problem.k)
+    # torch takes scales of single columns like those of a, [n, k / 128].
     rows, columns = (problem.n, blocks) if is_1d else (padded_num_blocks(problem.k), num_blocks(problem.n))
-    laid_out_a = [_layout(blocks, end - begin, is_copied="a" in copied) for begin, end in parts]
-    laid_out_b = _layout(columns, rows, is_copied="b" in copied)
+    layouts_a = [_layout(blocks, end - begin, copies_scales="a" in copies) for begin, end in parts]
+    layout_b = _layout(columns, rows, copies_scales="b" in copies)
 
     def run(
         a: torch.Tensor,
@@ -170,14 +170,14 @@ def _plan_block_scales(problem: Problem) -> Plan:
             make_current()
         if is_1d:
             scale_b = scale_b.t()
-        if laid_out_b is not None:
-            scale_b = laid_out_b(scale_b)
-        for (begin, end), laid_out in zip(parts, laid_out_a):
+        if layout_b is not None:
+            scale_b = layout_b(scale_b)
+        for (begin, end), layout in zip(parts, layouts_a):
             a_rows, scale, out_rows = a, scale_a, out
             if len(parts) > 1:
                 a_rows, scale, out_rows = a[begin:end], scale_a[begin:end], out[begin:end]
-            if laid_out is not None:
-                scale = laid_out(scale)
+            if layout is not None:
+                scale = layout(scale)
             scaled_mm(
                 a_rows, b, [scale], recipe_a, [], [scale_b], recipe_b, [], bias, out_dtype, [], False, out=out_rows
             )
@@ -192,7 +192,7 @@ class _Vendor(TorchBackend):
             has = _dotted(device.compute_capability)
             return f"torch._scaled_mm needs compute capability 8.9 or later, {device} has {has}"
         if problem.a_dtype == problem.b_dtype == "e5m2":
-            return "torch._scaled_mm multiplies no two float8_e5m2 matrices"
+            return "torch._scaled_mm cannot multiply two float8_e5m2 matrices"
         if problem.has_bias and problem.out_dtype == "fp32":
             return "torch._scaled_mm adds no bias to a float32 result"
         if problem.has_block_scales:
@@ -207,31 +207,31 @@ class _Vendor(TorchBackend):
         return _row_scales(problem, device)
 
     def conversion(self, problem: Problem) -> Conversion | None:
-        copied = _copied(problem)
-        if not copied:
+        copies = _scales_to_copy(problem)
+        if not copies:
             return None
         m, blocks, padded = problem.m, num_blocks(problem.k), padded_num_blocks(problem.k)
         is_1d = problem.scales == "block_1d"
         num_floats = {"a": m * blocks, "b": blocks * (problem.n if is_1d else num_blocks(problem.n))}
-        asked = f"strides (n, 1)=({problem.n}, 1)" if is_1d else f"{padded} rows and strides (1, {padded})"
+        strides = f"strides (n, 1)=({problem.n}, 1)" if is_1d else f"{padded} rows and strides (1, {padded})"
         remedies = {
             "a": f"scale_a with strides (1, m)=(1, {m}) instead of ({problem.scale_a_stride_m}, {problem.ld_scale_a})",
-            "b": f"scale_b with {asked} instead of ({problem.ld_scale_b}, {problem.scale_b_stride_n})",
+            "b": f"scale_b with {strides} instead of ({problem.ld_scale_b}, {problem.scale_b_stride_n})",
         }
-        us = sum(_COPY_US + 4 * num_floats[name] / _COPY_BYTES_PER_US for name in copied)
-        does = "copies " + " and ".join(f"scale_{name} ({num_floats[name]} floats)" for name in copied)
+        us = sum(_COPY_US + 4 * num_floats[name] / _COPY_BYTES_PER_US for name in copies)
+        work = "copies " + " and ".join(f"scale_{name} ({num_floats[name]} floats)" for name in copies)
         if m % _UNIT_M:
             us += _PART_US + problem.n * problem.k / _READ_BYTES_PER_US
-            does += f" and runs a second matmul for the last {_UNIT_M} rows"
+            work += f" and runs a second matmul for the last {_UNIT_M} rows"
             remedies["a"] = f"a with rows of zeros up to a multiple of {_UNIT_M}"
         return Conversion(
-            f"each call {does}, for the layout of torch's kernel, about {us:.1f} us in addition to the measured time; "
-            f"lay them out once: {', '.join(remedies[name] for name in copied)}",
+            f"each call {work}, for the layout of torch's kernel, about {us:.1f} us in addition to the measured time; "
+            f"lay them out once: {', '.join(remedies[name] for name in copies)}",
             us,
         )
 
     def may_have_our_bits(self, problem: Problem) -> bool:
-        """torch applies row and tensor scales in another order than ours."""
+        """Only with block scales: torch applies row and tensor scales in another order than our kernels."""
         return problem.scales == "block"
 
 

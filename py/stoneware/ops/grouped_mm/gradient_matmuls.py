@@ -1,10 +1,10 @@
-"""The products that gradients of grouped_mm in bf16 are made of, as two operators:
+"""The matmuls of the gradients of grouped_mm in bf16, as two operators:
 
     rows    x[m, p], b[groups, p, q] -> [m, q]              x @ b of each row's group: dgrad
     groups  x[m, p], y[m, q]         -> [groups, p, q]      x^T @ y of each group's rows: wgrad
 
-Each is the other's gradient. Rows after the last offset belong to no group: their gradient is zero. On an
-H100 or H200 both run torch._grouped_mm, as the backend "vendor" does, elsewhere plain torch in float32.
+The gradients of each are calls of both. Rows after the last offset belong to no group: their gradient is
+zero. On an H100 or H200 both run torch._grouped_mm, like the backend "vendor"; elsewhere plain torch in float32.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 def _is_for_torch(x: torch.Tensor, offs: torch.Tensor, backend: str | None) -> bool:
-    """Whether torch._grouped_mm computes it, which wants a row and a group."""
+    """Whether torch._grouped_mm computes it, which needs at least one row and one group."""
     if not x.shape[0] or not offs.shape[0]:
         return False
     return backend != REFERENCE and x.is_cuda and torch.cuda.get_device_capability(x.device) == (9, 0)
 
 
-def _aligned(matrices: torch.Tensor) -> torch.Tensor:
-    """As torch._grouped_mm wants them: what is computed from a user's views may begin at any element."""
+def _align(matrices: torch.Tensor) -> torch.Tensor:
+    """A copy if torch._grouped_mm refuses the address or the strides, as of a user's view."""
     is_aligned = matrices.data_ptr() % UNIT_BYTES == 0 and 1 in matrices.stride()[-2:]
     for stride in matrices.stride():
         is_aligned &= stride == 1 or stride * matrices.element_size() % UNIT_BYTES == 0
@@ -39,13 +39,13 @@ def _aligned(matrices: torch.Tensor) -> torch.Tensor:
 
 
 def _groups_of(offs: torch.Tensor) -> Iterator[tuple[int, slice]]:
-    """(group, its rows)"""
+    """(group, its rows) of each group."""
     return enumerate(itertools.starmap(slice, itertools.pairwise([0, *offs.tolist()])))
 
 
 def _rows(x: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, backend: str | None) -> torch.Tensor:
     if _is_for_torch(x, offs, backend):
-        out = torch._grouped_mm(_aligned(x), _aligned(b), offs=offs)
+        out = torch._grouped_mm(_align(x), _align(b), offs=offs)
         after = torch.arange(x.shape[0], device=x.device) >= offs[-1]
         return out.masked_fill_(after[:, None], 0)  # torch leaves them as they were
     out = x.new_zeros(x.shape[0], b.shape[2])
@@ -56,7 +56,7 @@ def _rows(x: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, backend: str | N
 
 def _groups(x: torch.Tensor, y: torch.Tensor, offs: torch.Tensor, backend: str | None) -> torch.Tensor:
     if _is_for_torch(x, offs, backend):
-        return torch._grouped_mm(_aligned(x).t(), _aligned(y), offs=offs)
+        return torch._grouped_mm(_align(x).t(), _align(y), offs=offs)
     out = x.new_zeros(offs.shape[0], x.shape[1], y.shape[1])
     for group, rows in _groups_of(offs):
         out[group] = x[rows].float().t() @ y[rows].float()
@@ -66,19 +66,19 @@ def _groups(x: torch.Tensor, y: torch.Tensor, offs: torch.Tensor, backend: str |
 Gradient = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, str | None], torch.Tensor]
 
 
-def rule(of_x: Gradient, of_y: Gradient) -> Rule:
-    """The rule of a product of x and y: of_x(grad, y, offs, backend) and of_y(grad, x, offs, backend)."""
+def rule(grad_x: Gradient, grad_y: Gradient) -> Rule:
+    """The rule of an operator: its gradients are grad_x(grad, y, offs, backend) and grad_y(grad, x, offs, backend)."""
 
-    def rule(needed: Sequence[bool], x: Any, y: Any, offs: torch.Tensor, backend: str | None) -> Any:
+    def rule(needs_input_grad: Sequence[bool], x: Any, y: Any, offs: torch.Tensor, backend: str | None) -> Any:
         def gradients(grad: torch.Tensor, x: Any, y: Any, offs: torch.Tensor) -> Tensors:
             if grad.ndim == 2 and grad.stride(-1) != 1:  # of rows, which torch._grouped_mm takes row-major
                 grad = grad.contiguous()
             return (
-                None if y is None else of_x(grad, y, offs, backend),
-                None if x is None else of_y(grad, x, offs, backend),
+                None if y is None else grad_x(grad, y, offs, backend),
+                None if x is None else grad_y(grad, x, offs, backend),
             )
 
-        return (x if needed[1] else None, y if needed[0] else None, offs), gradients
+        return (x if needs_input_grad[1] else None, y if needs_input_grad[0] else None, offs), gradients
 
     return rule
 
