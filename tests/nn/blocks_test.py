@@ -411,7 +411,7 @@ def test_another_dtype_than_the_weight_has_is_the_norms_own_code(model):
 
 @pytest.mark.parametrize("change", ["assign", "data", "parameter", "half", "quantize_"])
 def test_a_weight_that_changes_is_used(model, change):
-    """Gate and up are one product, whose memory is theirs."""
+    """Gate and up are one matmul, which shares their memory."""
     nn.convert(model)
     mlp, x = model[0].mlp, rows(4, HIDDEN)
     with torch.no_grad():

@@ -459,7 +459,7 @@ def test_an_exception_while_weights_are_quantized_leaves_the_model_as_it_was(mod
 def test_old_weights_leave_the_device_if_it_has_no_room_for_them(model, is_held, fails, monkeypatch):
     """On a device that is the CPU here. They come back if the conversion fails after all."""
     inference, calls, spilled = importlib.import_module("stoneware.nn.inference"), [], []
-    quantize, spill = inference.quantize, changes._KeptParameter.spill
+    quantize, spill = inference.quantize, changes._SavedParameter.spill
     held = [*model.parameters()] if is_held else []
     bits = {name: one.detach().clone() for name, one in model.named_parameters()}
     original = weakref.ref(model.up.weight)
@@ -479,7 +479,7 @@ def test_old_weights_leave_the_device_if_it_has_no_room_for_them(model, is_held,
         return spilled[-1]
 
     monkeypatch.setattr(inference, "quantize", full)
-    monkeypatch.setattr(changes._KeptParameter, "spill", spill_from_cpu)
+    monkeypatch.setattr(changes._SavedParameter, "spill", spill_from_cpu)
     names = ("up", "down", "lm_head")
     with pytest.raises(RuntimeError) if fails else contextlib.nullcontext():
         nn.convert(model.eval(), filter=lambda name, layer: name in names, frozen=True)

@@ -1,4 +1,4 @@
-"""What the layers ask of their arguments, and what torch.autocast makes of them."""
+"""Checks the arguments of layers, and casts them for torch.autocast."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ FLOATS = (*BITS_16, torch.float32)
 def check(x: torch.Tensor, weight: torch.Tensor, dtypes: Sequence[torch.dtype]) -> None:
     if weight.dtype not in dtypes:
         raise TypeError(
-            f"weight.dtype={weight.dtype} must be {_one_of(dtypes)}; cast the layer with .to(torch.bfloat16), or call "
+            f"weight.dtype={weight.dtype} must be {_either(dtypes)}; cast the layer with .to(torch.bfloat16), or call "
             "it under torch.autocast"
         )
     check_x(x, weight.shape[1], (weight.dtype,))
 
 
 def check_x(x: torch.Tensor, in_features: int, dtypes: Sequence[torch.dtype]) -> None:
-    """Raises TypeError or ValueError for an x that does not fit a layer, or is in none of the dtypes."""
+    """Raises TypeError or ValueError if x has the wrong width or none of these dtypes."""
     if x.dtype not in dtypes:
         raise TypeError(
-            f"x.dtype={x.dtype} must be {_one_of(dtypes)} for this layer; cast it with x.to({dtypes[0]}), or call the "
+            f"x.dtype={x.dtype} must be {_either(dtypes)} for this layer; cast it with x.to({dtypes[0]}), or call the "
             "layer under torch.autocast"
         )
     if x.ndim == 0 or x.shape[-1] != in_features:
         raise ValueError(f"x.shape={list(x.shape)} must end with in_features={in_features}; reshape or pad x")
 
 
-def _one_of(dtypes: Sequence[torch.dtype]) -> str:
+def _either(dtypes: Sequence[torch.dtype]) -> str:
     return " or ".join(map(str, dtypes))
 
 
 def autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
     """The dtype of torch.autocast, if it is on for x's device."""
     kind = x.device.type
-    # torch knows no autocast for "meta", and refuses the question.
+    # torch has no autocast for "meta", and raises an error.
     return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else None
 
 
@@ -52,17 +52,17 @@ def autocast(
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
-    """Whether a call of the module is more than its class's forward."""
+    """Whether a call of the module does more than the forward of its class."""
     own = vars(module)
     if own["_forward_pre_hooks"] or own["_forward_hooks"] or own["_backward_pre_hooks"] or own["_backward_hooks"]:
         return True
     if "forward" not in own:
         return False
-    # The forward of accelerate moves x to the module's device, and calls the one that it found.
+    # accelerate replaces forward: it moves x to the module's device, and calls the old one.
     below = own.get("_old_forward") if "_hf_hook" in own else None
     return getattr(below, "__func__", None) is not type(module).forward
 
 
 def is_distributed(weight: torch.Tensor) -> bool:
-    """Whether it is a DTensor, whose module takes long to import."""
+    """Whether it is a DTensor, without the slow import of its module."""
     return hasattr(weight, "device_mesh")

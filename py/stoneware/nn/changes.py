@@ -1,7 +1,7 @@
-"""The changes that `convert` makes to a model, each in place and each with its way back.
+"""The changes that `convert` makes to a model, in place, and how each is taken back.
 
-`apply` makes a change. Until all are made, old weights are kept, so that `revert` leaves a module as it was. Later,
-`undo` starts from the current weights: a frozen one is dequantized.
+`apply` makes a change. The old weights are saved until all changes are made, so that `revert` can restore a module.
+Later, `undo` starts from the current weights, and dequantizes the frozen ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import torch
 
 from stoneware.nn import fused_blocks
 from stoneware.nn.experts import WEIGHTS, Experts, Float8InferenceExperts
-from stoneware.nn.fused_blocks import FusedBlock
 from stoneware.nn.handover import Route
 from stoneware.nn.inference import Float8InferenceLinear, frozen_parameter
 from stoneware.nn.linear import Float8Linear, Linear
@@ -22,15 +21,15 @@ from stoneware.nn.proofs import SwiGLUParts
 from stoneware.nn.recipes import BF16
 
 HOST = "cpu"
-"""The type of the device where weights have room that no longer fit on theirs."""
+"""The type of the device that gets the saved weights if their own device is full."""
 
 
 class Change:
     """A change of one module.
 
     Attributes:
-      name, module: which.
-      label: what it became, for the report.
+      name, module: the module and its name.
+      label: its new class and recipe, for the report.
       result: its class after `apply`.
     """
 
@@ -46,7 +45,7 @@ class Change:
         raise NotImplementedError
 
     def revert(self) -> None:
-        """Makes the module what it was, also after an `apply` that failed."""
+        """Restores the module, also after an `apply` that failed."""
         raise NotImplementedError
 
     def undo(self) -> None:
@@ -54,11 +53,11 @@ class Change:
         self.revert()
 
     def spill(self) -> bool:
-        """Moves what is kept for `revert` to the memory of the host; returns whether there was something."""
+        """Moves what is saved for `revert` to the memory of the host; returns whether there was anything."""
         return False
 
     def settle(self) -> None:
-        """Drops what is kept for `revert`."""
+        """Drops what is saved for `revert`."""
 
 
 class TrainedLinear(Change):
@@ -81,41 +80,58 @@ class TrainedLinear(Change):
         _forget(self.module, self.attributes)
 
 
-class FrozenLinear(Change):
+class FrozenWeights(Change):
+    """A module whose weights become fp8. The old parameters are saved as long as the conversion can fail."""
+
+    def __init__(self, name: str, module: Any, label: str) -> None:
+        super().__init__(name, module, label)
+        self.saved: list[_SavedParameter] = []
+
+    def save(self, module: torch.nn.Module, name: str) -> None:
+        """Saves a parameter that `change` is about to replace."""
+        self.saved.append(_SavedParameter(module, name))
+
+    def thaw(self) -> None:
+        """Makes the module of its old class again, without the scales of its weights."""
+        raise NotImplementedError
+
+    def revert(self) -> None:
+        self.thaw()
+        for parameter in self.saved:
+            setattr(parameter.module, parameter.name, parameter.restore())
+        self.settle()
+
+    def spill(self) -> bool:
+        return bool(sum(parameter.spill() for parameter in self.saved))
+
+    def settle(self) -> None:
+        self.saved = []
+
+
+class FrozenLinear(FrozenWeights):
     """torch.nn.Linear -> Float8InferenceLinear."""
 
     def __init__(self, name: str, layer: torch.nn.Linear, recipe: str) -> None:
         super().__init__(name, layer, f"{Float8InferenceLinear.__name__}, {recipe}")
         self.recipe, self.requires_grad = recipe, layer.weight.requires_grad
-        self.kept = _Kept()
 
     def change(self) -> None:
         layer = self.module
         values, scale = Float8InferenceLinear.quantized(layer.weight.detach(), self.recipe)
-        self.kept.keep(layer, "weight")
+        self.save(layer, "weight")
         layer.recipe, layer.compute_dtype = self.recipe, layer.weight.dtype
         layer.weight, layer.weight_scale_inv = frozen_parameter(values), frozen_parameter(scale)
         _become(layer, Float8InferenceLinear)
 
-    def revert(self) -> None:
-        self._thaw()
-        self.kept.give_back()
-
     def undo(self) -> None:
-        dequantized = self.module.dequantized()
-        self._thaw()
-        self.module.weight = torch.nn.Parameter(dequantized, self.requires_grad)
+        weight = self.module.dequantized()
+        self.thaw()
+        self.module.weight = torch.nn.Parameter(weight, self.requires_grad)
 
-    def _thaw(self) -> None:
+    def thaw(self) -> None:
         _become(self.module, torch.nn.Linear)
         self.module._parameters.pop("weight_scale_inv", None)
         _forget(self.module, ("recipe", "compute_dtype", "handover"))
-
-    def spill(self) -> bool:
-        return self.kept.spill()
-
-    def settle(self) -> None:
-        self.kept = _Kept()
 
 
 class PublishedLinear(FrozenLinear):
@@ -152,24 +168,22 @@ class TrainedExperts(Change):
         self.module.fuse_wgrad_accumulation = self.fuse_wgrad_accumulation
 
     def revert(self) -> None:
-        if isinstance(self.module, FusedBlock):
-            fused_blocks.unfuse(self.module)
+        fused_blocks.unfuse(self.module)
         _forget(self.module, ("fuse_wgrad_accumulation",))
 
 
-class FrozenExperts(Change):
+class FrozenExperts(FrozenWeights):
     """A module with the parameters of `Experts` -> one that calls like `Float8InferenceExperts`."""
 
     def __init__(self, name: str, module: torch.nn.Module) -> None:
         super().__init__(name, module, Float8InferenceExperts.__name__)
         self.requires_grad = {weight: getattr(module, weight).requires_grad for weight in WEIGHTS}
         self.is_own = type(module) is Experts
-        self.kept = _Kept()
 
     def change(self) -> None:
         for name in WEIGHTS:
             values, scale = Float8InferenceExperts.quantized(getattr(self.module, name).detach())
-            self.kept.keep(self.module, name)
+            self.save(self.module, name)
             setattr(self.module, name, frozen_parameter(values))
             self.module.register_buffer(f"{name}_scale", scale)
         if self.is_own:
@@ -177,29 +191,18 @@ class FrozenExperts(Change):
         else:
             fused_blocks.fuse(self.module, fused_blocks.FusedFloat8Experts, fused_blocks.State())
 
-    def revert(self) -> None:
-        self._thaw()
-        self.kept.give_back()
-
     def undo(self) -> None:
         weights = {name: self.module.dequantized(name) for name in WEIGHTS}
-        self._thaw()
+        self.thaw()
         for name, weight in weights.items():
             setattr(self.module, name, torch.nn.Parameter(weight, self.requires_grad[name]))
 
-    def _thaw(self) -> None:
-        if isinstance(self.module, FusedBlock):
-            fused_blocks.unfuse(self.module)
-        elif self.is_own:
+    def thaw(self) -> None:
+        fused_blocks.unfuse(self.module)
+        if self.is_own:
             _become(self.module, Experts)
         for name in WEIGHTS:
             self.module._buffers.pop(f"{name}_scale", None)
-
-    def spill(self) -> bool:
-        return self.kept.spill()
-
-    def settle(self) -> None:
-        self.kept = _Kept()
 
 
 class FusedNorm(Change):
@@ -214,8 +217,7 @@ class FusedNorm(Change):
         fused_blocks.fuse(self.module, fused_blocks.FusedRMSNorm, state)
 
     def revert(self) -> None:
-        if isinstance(self.module, FusedBlock):
-            fused_blocks.unfuse(self.module)
+        fused_blocks.unfuse(self.module)
 
 
 class FusedFeedForward(Change):
@@ -235,8 +237,7 @@ class FusedFeedForward(Change):
     def revert(self) -> None:
         if self.hook is not None:
             self.hook.remove()
-        if isinstance(self.module, FusedBlock):
-            fused_blocks.unfuse(self.module)
+        fused_blocks.unfuse(self.module)
 
 
 def _join_again(block: torch.nn.Module, incompatible_keys: object) -> None:
@@ -245,7 +246,7 @@ def _join_again(block: torch.nn.Module, incompatible_keys: object) -> None:
 
 
 class NormOwner(Change):
-    """A module whose norms hand over their results -> one that begins and ends the handovers of a call."""
+    """A module whose norms hand over their results -> one that starts and ends the handovers of a call."""
 
     def __init__(self, name: str, owner: torch.nn.Module) -> None:
         super().__init__(name, owner, "")
@@ -254,12 +255,11 @@ class NormOwner(Change):
         fused_blocks.fuse(self.module, fused_blocks.HandoverOwner, fused_blocks.OwnerState())
 
     def revert(self) -> None:
-        if isinstance(self.module, fused_blocks.HandoverOwner):
-            fused_blocks.unfuse(self.module)
+        fused_blocks.unfuse(self.module)
 
 
 class NormHandover(Change):
-    """A fused norm gives its result in fp8 to the layers that alone read it; after `NormOwner`."""
+    """A fused norm hands its result in fp8 to the only layers that read it; after `NormOwner`."""
 
     def __init__(self, name: str, norm: torch.nn.Module, owner: Any, reader: str, layers: tuple[str, ...]) -> None:
         super().__init__(name, norm, "")
@@ -268,7 +268,7 @@ class NormHandover(Change):
     def change(self) -> None:
         norm_name = self.name.rpartition(".")[2]
         module = self.owner._modules[self.reader]
-        state, handover = self.module._stoneware, self.owner._stoneware.of_norms
+        state, handover = self.module._stoneware, self.owner._stoneware.norm_handover
         places = [(self.owner, norm_name), (self.owner, self.reader), *((module, layer) for layer in self.layers)]
         state.handover, state.route = handover, Route(self.owner, places)
         for reader in self._readers():
@@ -291,25 +291,7 @@ class NormHandover(Change):
         return [reader for reader in readers if reader is not None]
 
 
-class _Kept:
-    """Parameters that were replaced, as long as the conversion can fail."""
-
-    def __init__(self) -> None:
-        self._parameters: list[_KeptParameter] = []
-
-    def keep(self, module: torch.nn.Module, name: str) -> None:
-        self._parameters.append(_KeptParameter(module, name))
-
-    def give_back(self) -> None:
-        for one in self._parameters:
-            setattr(one.module, one.name, one.restored())
-        self._parameters = []
-
-    def spill(self) -> bool:
-        return bool(sum(one.spill() for one in self._parameters))
-
-
-class _KeptParameter:
+class _SavedParameter:
     """A parameter, or its copy in the memory of the host."""
 
     def __init__(self, module: torch.nn.Module, name: str) -> None:
@@ -327,7 +309,7 @@ class _KeptParameter:
         self.on_host, self.parameter = parameter.detach().cpu(), None
         return True
 
-    def restored(self) -> torch.nn.Parameter:
+    def restore(self) -> torch.nn.Parameter:
         parameter = self.parameter if self.parameter is not None else self.reference()
         if parameter is None:
             assert self.on_host is not None  # it was spilled
@@ -337,7 +319,7 @@ class _KeptParameter:
 
 
 def _become(module: Any, kind: type) -> None:
-    """Changes the class of a module, also for a hook of accelerate, which calls the forward that it found."""
+    """Changes the class of a module, also for a hook of accelerate, which keeps the old forward."""
     module.__class__ = kind
     if "_hf_hook" in vars(module) and "_old_forward" in vars(module):
         vars(module)["_old_forward"] = MethodType(kind.forward, module)  # type: ignore[attr-defined]

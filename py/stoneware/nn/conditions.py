@@ -1,4 +1,4 @@
-"""What must hold of modules so that one kernel may stand for their calls, checked without Python."""
+"""Conditions under which one kernel may replace the calls of modules, checked without Python."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ def check(
     hooks: Iterable[tuple[torch.nn.Module, str]] = (),
     memory: Iterable[tuple[torch.Tensor, int]] = (),
 ) -> Callable[[], bool]:
-    """The native function that returns whether all of this holds; without the native module it never does.
+    """A native function that returns whether all conditions hold. Without the native module they never do.
 
     Args:
-      items: (dict, key, value): what a dict has; None for a key that it lacks.
-      attributes: (owner, name, value): what an object or a class has.
-      submodules: (module, name, submodule): what a module has under a name.
-      forwards: (module, class, function): a module's class and that class's forward, with none of the module's own.
+      items: (dict, key, value): the value in a dict; None means that the key is missing.
+      attributes: (owner, name, value): the attribute of an object or a class.
+      submodules: (module, name, submodule): the submodule of a module.
+      forwards: (module, class, function): a module's class and the forward of that class; the module has none itself.
       hooks: (module, name of HOOKS): hooks that a module must not have. With any of them, global hooks are refused.
-      memory: (tensor, address): where a tensor begins.
+      memory: (tensor, address): the address of a tensor.
     """
-    of_classes = [*attributes]
+    class_attributes = [*attributes]
     kinds: list[tuple[Any, Any]] = []
-    every = [*items]
+    dict_items = [*items]
     empty: list[Any] = []
     for module, name, submodule in submodules:
-        every += _own(module, "_modules")
-        every.append((vars(module)["_modules"], name, submodule))
+        dict_items += _own(module, "_modules")
+        dict_items.append((vars(module)["_modules"], name, submodule))
     for module, kind, forward in forwards:
         kinds.append((module, kind))
-        of_classes.append((kind, "forward", forward))
-        every.append((vars(module), "forward", None))
+        class_attributes.append((kind, "forward", forward))
+        dict_items.append((vars(module), "forward", None))
     for module, name in hooks:
-        every += _own(module, name)
+        dict_items += _own(module, name)
         empty.append(vars(module)[name])
     if empty:
         empty += [getattr(torch_module, f"_global{name}") for name in HOOKS]
@@ -56,11 +56,11 @@ def check(
     except UnsupportedError:
         return lambda: False
     holds: Callable[[], bool] = guard(
-        items=every, empty=empty, kinds=kinds, attributes=of_classes, addresses=[*memory]
+        items=dict_items, empty=empty, kinds=kinds, attributes=class_attributes, addresses=[*memory]
     ).holds
     return holds
 
 
 def _own(module: torch.nn.Module, name: str) -> Sequence[tuple[dict[str, Any], str, Any]]:
-    """That the module still has this very dict."""
+    """The condition that the module still has this dict."""
     return [(vars(module), name, vars(module)[name])]

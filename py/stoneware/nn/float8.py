@@ -3,13 +3,14 @@
     forward    x, weight     -> quantized -> y
     backward   dy, weight, x -> quantized, transposed where the matmul needs it -> dx, dw
 
-Scales of a whole tensor need its largest element first, and those of columns the largest of each. Forward returns
-these reductions of x and of the weight with y, so that backward need not read the tensors once more.
+A tensor scale needs the largest element of the tensor, and column scales the largest of each column. Forward returns
+these reductions of x and of the weight with y, so backward need not read the tensors again.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,13 +19,13 @@ from torch.autograd.function import once_differentiable
 from stoneware.nn import frozen_linear, steps
 from stoneware.nn.gathered_weight import GatheredWeight
 from stoneware.nn.recipes import RECIPES, UNIT, Cast, check_is_built
-from stoneware.nn.steps import Call, Step, Steps, rows_of
+from stoneware.nn.steps import Step, Steps, rows_of
 from stoneware.ops.backward import in_state_of_call
 from stoneware.tuning import policy
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, recipe: str) -> torch.Tensor:
-    """x @ weight.t() + bias with operands in fp8, and its gradients likewise.
+    """x @ weight.t() + bias with fp8 operands, also in its gradients.
 
     Args:
       x: [..., k], bfloat16, float16 or float32.
@@ -39,7 +40,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rec
       BackwardNotBuiltError: a gradient would be needed that this installation was built without.
     """
     if not torch.is_grad_enabled():
-        # Not _Linear, for which an input needs a gradient even under no_grad.
+        # Not _Linear: its ctx.needs_input_grad is True even under no_grad.
         if torch.compiler.is_dynamo_compiling():
             return _forward_by_ops(recipe, x, weight, bias)
         y: torch.Tensor = _native_forward(recipe, False, False)(x, weight, bias)
@@ -50,7 +51,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rec
 
 
 class _Linear(torch.autograd.Function):
-    """Saves x and weight as they came: their casts in backward are along the other dimension."""
+    """Saves x and weight before their casts, because backward casts them along the other dimension."""
 
     @staticmethod
     def forward(
@@ -94,13 +95,13 @@ def _gradients(
         dx: torch.Tensor | None = frozen_linear.grad_input(dy, weight.quantized, weight.scale, recipe, is_trained=True)
         return dx, None if x is None else _gradients(recipe, dy, x, None, [])[1]
     if x is not None and RECIPES[recipe].grad_weight is not None:
-        # Rows are the summed dimension of dw: they are padded with zeros, also if there are 0 rows.
+        # dw sums over the rows, which are padded with zeros, also if there are none.
         num_rows = dy.numel() // dy.shape[-1]
         if padding := -num_rows % UNIT if num_rows else UNIT:
             dx = None if weight is None else _gradients(recipe, dy, None, weight, shared[-1:])[0]
-            dy, x = (torch.nn.functional.pad(rows_of(one), (0, 0, 0, padding)) for one in (dy, x))
+            dy, x = (torch.nn.functional.pad(rows_of(tensor), (0, 0, 0, padding)) for tensor in (dy, x))
             return dx, _gradients(recipe, dy, x, None, [])[1]
-    tensors = [one for one in (dy, x, weight) if one is not None]
+    tensors = [tensor for tensor in (dy, x, weight) if tensor is not None]
     needs = weight is not None, x is not None
     if torch.compiler.is_dynamo_compiling():
         results = BACKWARD[recipe, *needs].run(*tensors)
@@ -122,21 +123,21 @@ def _forward_by_ops(recipe: str, x: torch.Tensor, weight: torch.Tensor, bias: to
 
 
 @functools.cache
-def _native_forward(recipe: str, needs_x: bool, needs_weight: bool) -> Call:
-    """call(x, weight, bias) -> y, or (y, *reductions) if `backward` can use them: of x for dw, of the weight for dx.
+def _native_forward(recipe: str, needs_x: bool, needs_weight: bool) -> Callable[..., Any]:
+    """call(x, weight, bias) -> y, or (y, *reductions) if backward can use them: of x for dw, of the weight for dx.
 
-    Unusual calls return y alone.
+    Unusual calls return only y.
     """
     shares = _shares(recipe)
-    listed = _forward(recipe, shares and needs_weight, shares and needs_x)
-    return steps.native_call(listed, functools.partial(_forward_by_ops, recipe), optional=("bias",))
+    forward = _forward(recipe, shares and needs_weight, shares and needs_x)
+    return steps.native_call(forward, functools.partial(_forward_by_ops, recipe), optional=("bias",))
 
 
 @functools.cache
-def _native_backward(recipe: str, needs_x: bool, needs_weight: bool, shares: bool) -> Call:
+def _native_backward(recipe: str, needs_x: bool, needs_weight: bool, shares: bool) -> Callable[..., Any]:
     """call(dy, *x, *weight, *reductions) -> dx, dw, or both as a tuple.
 
-    x and its reduction come if `needs_weight`, those of the weight if `needs_x`; reductions only if `shares`.
+    The call has x if `needs_weight` and the weight if `needs_x`, with their reductions if `shares`.
     """
 
     def slow(*tensors: torch.Tensor) -> Any:
@@ -148,15 +149,15 @@ def _native_backward(recipe: str, needs_x: bool, needs_weight: bool, shares: boo
 
 def _shares(recipe: str) -> bool:
     """Whether forward and backward use the same cast of x and of the weight, which needs a reduction."""
-    listed = RECIPES[recipe]
-    casts = {pair and pair[1] for pair in (listed.forward, listed.grad_input, listed.grad_weight)}
-    return len(casts) == 1 and listed.forward[1].scales in ("tensor", "row")
+    all_casts = RECIPES[recipe]
+    casts = {pair and pair[1] for pair in (all_casts.forward, all_casts.grad_input, all_casts.grad_weight)}
+    return len(casts) == 1 and all_casts.forward[1].scales in ("tensor", "row")
 
 
 def _forward(recipe: str, shares_x: bool, shares_weight: bool) -> Steps:
     names, shares, casts = ("x", "weight"), (shares_x, shares_weight), RECIPES[recipe].forward
-    quantized = [steps.quantize(name, cast, shares=is_shared) for name, cast, is_shared in zip(names, casts, shares)]
-    reductions = [steps.shared(name, cast) for name, cast, is_shared in zip(names, casts, shares) if is_shared]
+    quantized = [steps.quantize(name, cast, shares=shares_it) for name, cast, shares_it in zip(names, casts, shares)]
+    reductions = [steps.shared(name, cast) for name, cast, shares_it in zip(names, casts, shares) if shares_it]
     multiply = steps.scaled_mm("x", "weight", "y", bias="bias")
     return Steps(("x", "weight", "bias"), ("y", *reductions), (*quantized, multiply), rows=("y",))
 
@@ -164,31 +165,31 @@ def _forward(recipe: str, shares_x: bool, shares_weight: bool) -> Steps:
 def _backward(recipe: str, needs_x: bool, needs_weight: bool, shares: bool) -> Steps:
     grad_input, grad_weight = RECIPES[recipe].grad_input, RECIPES[recipe].grad_weight
     is_fp8 = needs_weight and grad_weight is not None
-    of_dy: list[tuple[Cast, bool | str]] = []
+    dy_casts: list[tuple[Cast, bool | str]] = []
     if needs_x:
-        of_dy.append((grad_input[0], False))
+        dy_casts.append((grad_input[0], False))
     if needs_weight and grad_weight is not None:
-        of_dy.append((grad_weight[0], True))
-    if len(of_dy) == 2 and of_dy[0][0] == of_dy[1][0]:
-        of_dy = [(of_dy[0][0], "both")]
-    listed: list[Step] = [steps.quantize("dy", cast, transpose=transpose) for cast, transpose in of_dy]
+        dy_casts.append((grad_weight[0], True))
+    if len(dy_casts) == 2 and dy_casts[0][0] == dy_casts[1][0]:
+        dy_casts = [(dy_casts[0][0], "both")]
+    sequence: list[Step] = [steps.quantize("dy", cast, transpose=transpose) for cast, transpose in dy_casts]
     reductions: list[str] = []
     if needs_x:
-        listed.append(steps.quantize("weight", grad_input[1], transpose=True, shares=shares))
+        sequence.append(steps.quantize("weight", grad_input[1], transpose=True, shares=shares))
         reductions.append(steps.shared("weight", grad_input[1]))
     if needs_weight and grad_weight is not None:
-        listed.append(steps.quantize("x", grad_weight[1], transpose=True, shares=shares))
+        sequence.append(steps.quantize("x", grad_weight[1], transpose=True, shares=shares))
         reductions.insert(0, steps.shared("x", grad_weight[1]))
     if needs_x:
-        listed.append(steps.scaled_mm("dy", "weight_t", "dx", use_fast_accum=False))
+        sequence.append(steps.scaled_mm("dy", "weight_t", "dx", use_fast_accum=False))
     if is_fp8:
-        listed.append(steps.scaled_mm("dy_t", "x_t", "dw", use_fast_accum=False))
+        sequence.append(steps.scaled_mm("dy_t", "x_t", "dw", use_fast_accum=False))
     elif needs_weight:
-        listed.append(Step(steps.Matmul(), ("dy", "x", steps.NONE), ("dw",)))
+        sequence.append(Step(steps.Matmul(), ("dy", "x", steps.NONE), ("dw",)))
     return Steps(
         ("dy", *["x"] * needs_weight, *["weight"] * needs_x, *(reductions if shares else ())),
         (*["dx"] * needs_x, *["dw"] * needs_weight),
-        tuple(listed),
+        tuple(sequence),
         rows=("dx",) if needs_x else (),
     )
 

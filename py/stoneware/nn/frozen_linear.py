@@ -1,8 +1,9 @@
-"""x @ weight.t() + bias with a frozen fp8 weight, and its gradient: the weight takes none, x does."""
+"""x @ weight.t() + bias with a frozen fp8 weight, and the gradient of x; the weight has none."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from stoneware.nn import steps
 from stoneware.nn.arguments import FLOATS, check_x
 from stoneware.nn.recipes import RECIPES, Cast, check_is_built
-from stoneware.nn.steps import Call, Step, Steps, rows_of
+from stoneware.nn.steps import Step, Steps, rows_of
 from stoneware.ops.backward import in_state_of_call
 from stoneware.tuning import policy
 
@@ -41,12 +42,12 @@ def linear(
 
 
 @functools.cache
-def native_linear(recipe: str, has_fp8: bool) -> Call:
+def native_linear(recipe: str, has_fp8: bool) -> Callable[..., Any]:
     """call(x, weight, scale, bias) -> y as one native call, or as `linear`.
 
     Args:
       recipe: a name of RECIPES.
-      has_fp8: whether the calls also have x in fp8 and its scales, behind bias; for "rowwise" alone.
+      has_fp8: whether x in fp8 and its scales follow bias in the calls; only for "rowwise".
     """
     return steps.native_call(
         _forward(recipe, has_fp8),
@@ -59,14 +60,14 @@ def native_linear(recipe: str, has_fp8: bool) -> Call:
 def grad_input(
     dy: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, recipe: str, *, is_trained: bool = False
 ) -> torch.Tensor:
-    """dx = dy [..., n] @ weight [n, k], whose scales are those of its forward matmul.
+    """dx = dy [..., n] @ weight [n, k], with the scales of the forward matmul.
 
-    The weight is transposed for the time of the call.
+    The weight is transposed during the call.
 
     Args:
       dy: in 16 or 32 bits.
       weight, scale, recipe: as for `linear`.
-      is_trained: whether dy is cast like that of a layer that trains, else like x.
+      is_trained: whether dy has the cast of a layer that trains; otherwise that of x.
     """
     if torch.compiler.is_dynamo_compiling():
         (dx,) = GRAD_INPUT[recipe, is_trained].run(dy, weight, scale)
@@ -76,14 +77,14 @@ def grad_input(
 
 
 @functools.cache
-def native_grad_input(recipe: str, is_trained: bool) -> Call:
+def native_grad_input(recipe: str, is_trained: bool) -> Callable[..., Any]:
     """call(dy, weight, scale) -> dx as one native call."""
-    listed = GRAD_INPUT[recipe, is_trained]
-    return steps.native_call(listed, lambda *tensors: listed.run(*tensors)[0])
+    gradient = GRAD_INPUT[recipe, is_trained]
+    return steps.native_call(gradient, lambda *tensors: gradient.run(*tensors)[0])
 
 
 def input_steps(cast: Cast, has_fp8: bool) -> tuple[tuple[str, ...], tuple[Step, ...]]:
-    """(inputs, steps) of a layer that reads x in fp8: it is quantized, unless the calls have it."""
+    """(inputs, steps) of a layer that reads x in fp8: the calls have it, or a step quantizes x."""
     return (("x8", "scale_x"), ()) if has_fp8 else ((), (steps.quantize("x", cast),))
 
 
@@ -99,16 +100,16 @@ def _forward(recipe: str, has_fp8: bool) -> Steps:
 
 def _grad_input(cast: Cast) -> Steps:
     transpose, scale = Step(steps.Transpose(), ("weight8",), ("weight_t8", "ones")), "scale_weight"
-    listed = [steps.quantize("dy", cast), transpose]
+    sequence = [steps.quantize("dy", cast), transpose]
     if cast.scales == "row":
         # A scale of the weight's rows is along the summed dimension, so it goes into dy.
-        listed[0] = Step(steps.ScaleRows(cast), ("dy", scale), ("dy8", "scale_dy"))
+        sequence[0] = Step(steps.ScaleRows(cast), ("dy", scale), ("dy8", "scale_dy"))
         scale = "ones"
     elif cast.scales == "block":
-        listed.append(Step(steps.TransposeScales(), (scale,), ("scale_weight_t",)))
+        sequence.append(Step(steps.TransposeScales(), (scale,), ("scale_weight_t",)))
         scale = "scale_weight_t"
-    listed.append(Step(steps.ScaledMM(False), ("dy8", "weight_t8", "scale_dy", scale, steps.NONE), ("dx",)))
-    return Steps(("dy", "weight8", "scale_weight"), ("dx",), tuple(listed), rows=("dx",))
+    sequence.append(Step(steps.ScaledMM(False), ("dy8", "weight_t8", "scale_dy", scale, steps.NONE), ("dx",)))
+    return Steps(("dy", "weight8", "scale_weight"), ("dx",), tuple(sequence), rows=("dx",))
 
 
 FORWARD = {name: _forward(name, False) for name in RECIPES}
@@ -121,7 +122,7 @@ GRAD_INPUT = {
 
 
 class _Linear(torch.autograd.Function):
-    """Saves only the weight of the operands."""
+    """Saves only the weight, not x."""
 
     @staticmethod
     def forward(

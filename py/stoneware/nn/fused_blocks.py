@@ -1,9 +1,8 @@
-"""Blocks of other people's models whose calls are one kernel, or one native call.
+"""Blocks of other people's models that run as one kernel or one native call.
 
-`fuse` gives a block whose code is proved (`stoneware.nn.proofs`) a class that is derived from one of these and from
-the block's own. The module stays what it is: its parameters, buffers, submodules, hooks, attributes, signature and
-state_dict. A call that is not plain (keywords, autocast, hooks of submodules, a changed attribute or submodule) is the
-block's own forward.
+`fuse` changes the class of a block whose code is proved (`stoneware.nn.proofs`) to one derived from a class here and
+the block's own class. Parameters, buffers, submodules, hooks, attributes, signature and state_dict stay. An unusual
+call (keywords, autocast, hooks of submodules, a changed attribute or submodule) runs the block's own forward.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from stoneware.nn.handover import Handover, Route
 from stoneware.nn.inference import Float8InferenceLinear
 from stoneware.nn.proofs import SwiGLUParts
 from stoneware.nn.recipes import RECIPES
-from stoneware.nn.steps import Call, RMSNorm, Step, Steps, native_call
+from stoneware.nn.steps import RMSNorm, Step, Steps, native_call
 from stoneware.tuning import policy
 
 _STATE = "_stoneware"
@@ -36,14 +35,14 @@ _ATTRIBUTES_OF_TORCH = frozenset(
         "_old_forward", "forward",
     }
 )  # fmt: skip
-"""What torch and accelerate set; forward is read where it is called."""
+"""Attributes that torch and accelerate set; forward is read at each call."""
 
 
 class FusedBlock(torch.nn.Module):
-    """A block that has a proof, in its attribute `_stoneware`, a `State`.
+    """A block with a proof: its attribute `_stoneware` is a `State`.
 
     Attributes:
-      free: names of attributes on which the proof does not depend.
+      free: names of attributes that the proof does not depend on.
     """
 
     free = _ATTRIBUTES_OF_TORCH
@@ -52,7 +51,7 @@ class FusedBlock(torch.nn.Module):
         """Hides the derived class from a block's own __init_subclass__."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Ends the proof if an attribute changes on which forward may depend."""
+        """Ends the proof if an attribute changes that forward may depend on."""
         self._end_proof(name, value)
         super().__setattr__(name, value)
 
@@ -68,9 +67,9 @@ class FusedBlock(torch.nn.Module):
             own[_STATE].is_proved = False
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """The class is made anew where the block is loaded or copied."""
+        """The class is created again when the block is loaded or copied."""
         mixin, kind, *others = type(self).__mro__[1:2] + type(self).__bases__[1:]
-        if others or _fused_class(mixin, kind) is not type(self):  # a class that somebody derived from it
+        if others or _fused_class(mixin, kind) is not type(self):  # a class that was derived from it
             return super().__reduce_ex__(protocol)
         own = getattr(kind, "__getstate__", None)
         state = own(self) if own is not None else None
@@ -78,21 +77,22 @@ class FusedBlock(torch.nn.Module):
 
 
 def fuse(block: torch.nn.Module, mixin: type[FusedBlock], state: Any) -> None:
-    """Adds a class to those of a block, in place."""
+    """Adds a class to the bases of a block, in place."""
     state.block, state.kind, state.forward = block, type(block), type(block).forward
     vars(block)[_STATE] = state
     block.__class__ = _fused_class(mixin, type(block))  # type: ignore[arg-type]  # a class has a hash
 
 
 def unfuse(block: torch.nn.Module) -> None:
-    """Takes `fuse` back."""
-    _, block.__class__ = type(block).__bases__
-    del vars(block)[_STATE]
+    """Takes `fuse` back, if it changed the block."""
+    if isinstance(block, FusedBlock):
+        _, block.__class__ = type(block).__bases__
+        del vars(block)[_STATE]
 
 
 @functools.cache
 def _fused_class(mixin: type[FusedBlock], kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
-    # A copy of the function, which has the signature of the block's own, and saves the call of a wrapper.
+    # A copy of the function with the signature of the block's own. A wrapper would cost one more call.
     call: Any = mixin.forward
     copied = FunctionType(call.__code__, call.__globals__, call.__name__, call.__defaults__, call.__closure__)
     forward = functools.wraps(kind.forward)(copied)
@@ -111,8 +111,8 @@ class State:
 
     Attributes:
       is_proved: whether the block's attributes are those of the proof.
-      block: whose proof it is.
-      kind, forward: the block's own class, and its forward as it was then.
+      block: the block.
+      kind, forward: the block's own class, and its forward at the time of the proof.
     """
 
     is_proved: bool = True
@@ -122,8 +122,8 @@ class State:
 
     @functools.cached_property
     def holds(self) -> Callable[[], bool]:
-        """holds() returns whether attributes and class of the block are those of the proof, so that the kernel
-        computes what its own forward does."""
+        """holds() returns whether attributes and class of the block are those of the proof, so the kernel
+        computes the same as its own forward."""
         return self.check()
 
     def check(self, items: Sequence[Any] = (), **others: Any) -> Callable[[], bool]:
@@ -142,12 +142,12 @@ class State:
 
 @dataclass(kw_only=True)
 class NormState(State):
-    """What `FusedRMSNorm` was proved to compute.
+    """The proof of a `FusedRMSNorm`.
 
     Attributes:
-      eps: what is added to the mean of squares.
-      dtype: of the weight.
-      handover, route: where its result goes in fp8, and by which modules; None if nothing is proved of that.
+      eps: added to the mean of squares.
+      dtype: dtype of the weight.
+      handover, route: the handover of its result in fp8, and the modules on the way; None without a proof.
     """
 
     eps: float
@@ -189,26 +189,26 @@ class FusedRMSNorm(FusedBlock):
 
 
 @functools.cache
-def rms_norm_fp8(epsilon: float) -> Call:
+def rms_norm_fp8(epsilon: float) -> Callable[..., Any]:
     """call(x, weight) -> (y, y8, scale); the last two are None for autograd and for torch dispatch modes."""
     step = Step(RMSNorm(epsilon, RECIPES["rowwise"].forward[0]), ("x", "weight"), ("y", "y8", "scale"))
-    listed = Steps(step.inputs, step.outputs, (step,), rows=("y", "y8"))
+    norm = Steps(step.inputs, step.outputs, (step,), rows=("y", "y8"))
 
     def slow(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return torch.nn.functional.rms_norm(x, weight.shape, weight, epsilon), None, None
 
-    return native_call(listed, slow)
+    return native_call(norm, slow)
 
 
 @dataclass(kw_only=True)
 class SwiGLUState(State):
-    """What `FusedSwiGLU` was proved to compute, and its weights.
+    """The proof of a `FusedSwiGLU`, and its weights.
 
     Attributes:
       parts: which submodules are its layers.
-      modules: all submodules, as they were then.
-      handover: what may have x in fp8.
-      joined: weight and scales of gate and up as one product, whose memory is that of the two layers.
+      modules: all submodules at the time of the proof.
+      handover: may provide x in fp8.
+      joined: weight and scales of gate and up as one matmul, which share the memory of the two layers.
       addresses: of the weights and the scales of the two in it.
       joined_parameters: weight and scales of gate, then of up.
       operands: weight and scales of gate and up, and of down, of the calls for which `holds()`.
@@ -224,9 +224,9 @@ class SwiGLUState(State):
 
     @functools.cached_property
     def holds(self) -> Callable[[], bool]:
-        """holds() returns whether the block is that of the proof, its layers are frozen ones that nothing watches,
+        """holds() returns whether the block is unchanged since the proof, its layers are frozen and have no hooks,
         and their weights are `operands`."""
-        # What the block has now may not be what was proved or joined: the checks that follow compare with that.
+        # The block may have changed since it was proved or joined, so it is compared with that first.
         own = self.block._modules
         layers = [own.get(name) for name in (*self.parts.gate_up, self.parts.down)]
         if [*own.values()] != self.modules or not all(_is_frozen(layer) for layer in layers):
@@ -239,7 +239,7 @@ class SwiGLUState(State):
         children = [module for module in self.modules if module is not None]
         parameters = [(layer._parameters, name) for layer in layers for name in ("weight", "weight_scale_inv", "bias")]
         return self.check(
-            [(of_layer, name, of_layer.get(name)) for of_layer, name in parameters],
+            [(own_parameters, name, own_parameters.get(name)) for own_parameters, name in parameters],
             submodules=[(self.block, *item) for item in own.items()],
             forwards=[(child, type(child), type(child).forward) for child in children],
             hooks=[(child, name) for child in children for name in conditions.HOOKS],
@@ -247,12 +247,12 @@ class SwiGLUState(State):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy of the layers has memory of its own, which is joined anew."""
+        """A copy of the layers has its own memory, which is joined again."""
         return {**super().__getstate__(), "joined": None, "addresses": (), "joined_parameters": [], "operands": ()}
 
 
 class FusedSwiGLU(FusedBlock):
-    """down(silu(gate(x)) * up(x)) over frozen rowwise layers as one native call, in which gate and up are one product.
+    """down(silu(gate(x)) * up(x)) over frozen rowwise layers as one native call, in which gate and up are one matmul.
 
     The weights of gate and up are views of one tensor.
     """
@@ -280,7 +280,7 @@ class FusedSwiGLU(FusedBlock):
 
 
 def _unusual_swiglu(block: FusedSwiGLU, state: SwiGLUState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call for which not everything holds, or that is traced."""
+    """A call that is traced, or whose conditions do not hold."""
     own_forward = super(FusedSwiGLU, block).forward
     modules = block._modules
     layers: list[Any] = [modules.get(name) for name in (*state.parts.gate_up, state.parts.down)]
@@ -292,7 +292,7 @@ def _unusual_swiglu(block: FusedSwiGLU, state: SwiGLUState, args: tuple[Any, ...
         or not state.is_proved
         or state.kind.forward is not (state.forward or state.kind.forward)
         or [*modules.values()] != state.modules
-        or any(_is_watched(module) for module in state.modules if module is not None)
+        or any(_has_hooks_or_forward(module) for module in state.modules if module is not None)
         or torch_module._has_any_global_hook()
         or not all(_is_frozen(layer) for layer in layers)
     ):
@@ -305,13 +305,13 @@ def _unusual_swiglu(block: FusedSwiGLU, state: SwiGLUState, args: tuple[Any, ...
     if len(gate_up) == 2 and _addresses(gate_up) != state.addresses:
         parameters = _parameters(gate_up)
         if state.joined_parameters and [*map(id, parameters)] != [*map(id, state.joined_parameters)]:
-            return own_forward(x)  # others, perhaps for a time, as torch.func.functional_call puts them there
+            return own_forward(x)  # replaced, perhaps for a time, as by torch.func.functional_call
         join(block)
     vars(state).pop("holds", None)
     return FusedSwiGLU.forward(block, x) if state.holds() and state.block is block else own_forward(x)
 
 
-def _is_watched(module: torch.nn.Module) -> bool:
+def _has_hooks_or_forward(module: torch.nn.Module) -> bool:
     """Whether a call of the module is more than its class's forward."""
     own = vars(module)
     return "forward" in own or any(own[name] for name in conditions.HOOKS)
@@ -334,9 +334,9 @@ def _addresses(layers: list[Any]) -> tuple[int, ...]:
 
 
 def join(block: torch.nn.Module) -> None:
-    """Puts the weights of gate and up, and their scales, one behind the other, and makes the layers' views of that.
+    """Concatenates the weights of gate and up, and their scales, and makes those of the layers views of the result.
 
-    Within a CUDA graph capture nothing is copied, and the layers stay two products.
+    Within a CUDA graph capture nothing is copied, and the layers stay two matmuls.
     """
     state: SwiGLUState = block._stoneware  # type: ignore[assignment]
     state.joined, state.addresses, state.joined_parameters = None, (), []
@@ -350,9 +350,9 @@ def join(block: torch.nn.Module) -> None:
         joined = []
         for name in ("weight", "weight_scale_inv"):
             parameters = [getattr(layer, name) for layer in layers]
-            whole = torch.cat([one.data.view(torch.uint8) for one in parameters]).view(parameters[0].dtype)
-            for one, part in zip(parameters, swiglu.halves_of(whole)):
-                one.data = part
+            whole = torch.cat([parameter.data.view(torch.uint8) for parameter in parameters]).view(parameters[0].dtype)
+            for parameter, part in zip(parameters, swiglu.halves_of(whole)):
+                parameter.data = part
             joined.append(whole)
     state.joined, state.addresses = (joined[0], joined[1]), _addresses(layers)
     state.joined_parameters = _parameters(layers)
@@ -388,18 +388,18 @@ class FusedFloat8Experts(FusedBlock, Float8InferenceExperts):
 
 @dataclass(kw_only=True)
 class OwnerState(State):
-    """What the norms of a module hand over."""
+    """The handover of a module's norms."""
 
-    of_norms: Handover = field(default_factory=Handover)
+    norm_handover: Handover = field(default_factory=Handover)
 
 
 class HandoverOwner(FusedBlock):
-    """A module whose calls are those in which its norms hand over their results."""
+    """A module whose norms hand over their results during its calls."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return super().forward(*args, **kwargs)
-        handover: Handover = self._stoneware.of_norms  # type: ignore[union-attr, assignment]
+        handover: Handover = self._stoneware.norm_handover  # type: ignore[union-attr, assignment]
         handover.thread, handover.result = get_ident(), None
         try:
             return super().forward(*args, **kwargs)

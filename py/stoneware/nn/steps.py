@@ -1,12 +1,12 @@
 """The steps of a layer, listed once. They run as one native call, or each as a call of its op.
 
-    Quantize, ScaledMM, ...   ops: a call computes tensors; `plan` is for native calls
+    Quantize, ScaledMM, ...   ops: a call returns tensors; `plan` is for native calls
     Step                      an op and the names of its tensors
-    Steps                     what a layer computes; `run` calls the ops: for autograd, traces and torch dispatch modes
+    Steps                     the steps of a layer; `run` calls the ops: for autograd, traces and torch dispatch modes
     native_call               the same as one native call
 
-In a native call the tensors between the steps are allocated with the results and dropped. A host that is busy with the
-layers of a small batch saves half of its time.
+A native call allocates the tensors between the steps together with the results, and drops them. With small batches,
+where the host is the limit, this halves the host time.
 """
 
 from __future__ import annotations
@@ -27,14 +27,12 @@ from stoneware.quantizing import fused, kernels
 from stoneware.specs.matmul import SPEC as MATMUL
 from stoneware.specs.scaled_mm import SPEC as SCALED_MM
 
-Call = Callable[..., Any]
-
 NONE = "none"
-"""The name of an input that is absent."""
+"""The name of a missing input."""
 
 
 class Op:
-    """What a step computes.
+    """The operation of a step.
 
     Attributes:
       order: positions of the step's tensors, inputs then outputs, in the order of the plan's arguments; None: the same.
@@ -43,22 +41,22 @@ class Op:
     order: Sequence[int] | None = None
 
     def __call__(self, dtype: torch.dtype, *inputs: Any) -> Sequence[torch.Tensor]:
-        """The outputs; `dtype` is that of what is multiplied out. Dynamo can trace it."""
+        """The outputs; results of matmuls have this dtype. Dynamo can trace it."""
         raise NotImplementedError
 
     def plan(self, dtype: torch.dtype, *inputs: Any) -> tuple[Any, Sequence[Output]]:
-        """The plan for inputs like these, and its outputs."""
+        """The plan for inputs of this kind, and its outputs."""
         raise NotImplementedError
 
     def arguments(self, *tensors: Any) -> Sequence[Any]:
-        """The arguments of a plan that is called, from the step's tensors: matrices of their rows. A kernel reads
-        memory, and takes the tensors as they are."""
+        """The arguments of a plan in Python, from the step's tensors: matrices of their rows. A native launch reads
+        memory, and takes the tensors themselves."""
         return tensors
 
 
 class Step(NamedTuple):
-    """An op, and the names of its tensors. A name that is an input and an output is read by the native call, and
-    written by the op."""
+    """An op, and the names of its tensors. If a name is both input and output, the native call reads it and the op
+    writes it."""
 
     op: Op
     inputs: tuple[str, ...]
@@ -70,8 +68,7 @@ class Quantize(Op):
     """`sw.quantize` of x [..., k] as a matrix of its rows.
 
     Attributes:
-      cast: how.
-      transpose: of `sw.quantize`.
+      cast, transpose: see `sw.quantize`.
       shares: whether a step with the transpose shares a reduction with a step without it; see `kernels.plan`.
     """
 
@@ -122,10 +119,8 @@ class ScaledMM(Op):
     order = tuple(map(("a", "b", "scale_a", "scale_b", "bias", "out").index, SCALED_MM.plan_order))
 
     def __call__(self, dtype: torch.dtype, a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any) -> Any:
-        transposed = scale_b.t() if scale_b.ndim == 2 else scale_b
-        y = scaled_mm_api.scaled_mm(
-            rows_of(a), b.t(), _rows_of_scale(scale_a), transposed, bias, dtype, use_fast_accum=self.use_fast_accum
-        )
+        a, b, _, scale_a, scale_b, bias = self.arguments(a, b, scale_a, scale_b, bias, None)
+        y = scaled_mm_api.scaled_mm(a, b, scale_a, scale_b, bias, dtype, use_fast_accum=self.use_fast_accum)
         return (y,)
 
     def plan(self, dtype: torch.dtype, *inputs: Any) -> tuple[Any, Sequence[Output]]:
@@ -158,15 +153,15 @@ class Matmul(Op):
     order = tuple(map(("a", "b", "bias", "out").index, MATMUL.plan_order))
 
     def __call__(self, dtype: torch.dtype, a: torch.Tensor, b: torch.Tensor, bias: None) -> Sequence[torch.Tensor]:
-        a, b = (rows_of(tensor if dtype != torch.float32 else tensor.bfloat16()) for tensor in (a, b))
-        return (matmul_api.matmul(a.t(), b, out_dtype=dtype),)
+        a, b, *_ = self.arguments(a, b, None, None)
+        return (matmul_api.matmul(a, b, out_dtype=dtype),)
 
     def plan(self, dtype: torch.dtype, *inputs: Any) -> tuple[Any, Sequence[Output]]:
         a, b, *_ = self.arguments(*(*inputs, None))
         plan = matmul_api._PLANS.plan(a, b, None, None, dtype, None, None)
-        # Without its native launch, which would read 32 bits.
-        called = plan if inputs[0].dtype == a.dtype else lambda *tensors: plan(*tensors)
-        return called, [dense((a.shape[0], b.shape[1]), dtype)]
+        # Not its native launch, which would read 32 bits.
+        launch = plan if inputs[0].dtype == a.dtype else lambda *tensors: plan(*tensors)
+        return launch, [dense((a.shape[0], b.shape[1]), dtype)]
 
     def arguments(self, a: torch.Tensor, b: torch.Tensor, bias: None, out: Any) -> Sequence[Any]:
         if a.dtype == torch.float32:
@@ -176,7 +171,7 @@ class Matmul(Op):
 
 @dataclass(frozen=True)
 class Transpose(Op):
-    """The transpose of fp8 [n, k], dense, and ones [k, 1], for scales that another operand has."""
+    """The dense transpose of fp8 [n, k], and ones [k, 1] as its scales if the other operand has the real ones."""
 
     def __call__(self, dtype: torch.dtype, x8: torch.Tensor) -> Sequence[torch.Tensor]:
         return x8.t().contiguous(), torch.ones(x8.shape[1], 1, device=x8.device)
@@ -207,7 +202,7 @@ class ScaleRows(Op):
     cast: Cast
 
     def __call__(self, dtype: torch.dtype, x: torch.Tensor, factors: torch.Tensor) -> Sequence[torch.Tensor]:
-        # In x's dtype, which has kernels: relative to the largest factor; float16 would overflow otherwise.
+        # In x's dtype, which has kernels; relative to the largest factor, or float16 would overflow.
         largest = factors.amax(0)
         values, scale = Quantize(self.cast)(dtype, rows_of(x) * (factors / largest).t().to(x.dtype))
         return values, scale * largest
@@ -252,12 +247,12 @@ class RMSNorm(Op):
 
 @dataclass(frozen=True)
 class Steps:
-    """What a layer computes.
+    """The steps of a layer.
 
     Attributes:
       inputs: names of the tensors of a call. The first has the layer's dtype.
-      results: names of what it returns.
-      steps: in the order in which they run.
+      results: names of the results.
+      steps: the steps, in order.
       rows: results that have the leading dimensions of the first input; the others are matrices.
     """
 
@@ -267,31 +262,33 @@ class Steps:
     rows: tuple[str, ...] = ()
 
     def run(self, *tensors: torch.Tensor | None) -> list[torch.Tensor]:
-        """The results, by calls of the ops."""
+        """The results, with a call of the op for each step."""
         first = tensors[0]
         assert first is not None
-        named: dict[str, Any] = dict(zip(self.inputs, tensors))
+        tensor_of: dict[str, Any] = dict(zip(self.inputs, tensors))
         for step in self.steps:
-            outputs = step.op(first.dtype, *[named.get(name) for name in step.inputs])
-            named.update(zip(step.outputs, outputs))
+            outputs = step.op(first.dtype, *[tensor_of.get(name) for name in step.inputs])
+            tensor_of.update(zip(step.outputs, outputs))
         for name in self.rows:
-            named[name] = named[name].reshape(*first.shape[:-1], named[name].shape[-1])
-        return [named[name] for name in self.results]
+            tensor_of[name] = tensor_of[name].reshape(*first.shape[:-1], tensor_of[name].shape[-1])
+        return [tensor_of[name] for name in self.results]
 
 
-def native_call(steps: Steps, slow: Call, *, optional: Sequence[str] = (), check: Call | None = None) -> Call:
-    """call(*inputs) -> the result, or a tuple of several, without Python for the steps that have kernels of ours.
+def native_call(
+    steps: Steps, slow: Callable[..., Any], *, optional: Sequence[str] = (), check: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """call(*inputs) -> the result, or a tuple of several. Steps with a native launch run without Python.
 
     Args:
-      steps: what it computes.
-      slow: slow(*inputs) -> results, for calls that are unusual: gradients, traces, torch dispatch modes.
+      steps: the steps.
+      slow: slow(*inputs) -> results, for unusual calls: gradients, traces, torch dispatch modes.
       optional: inputs that may be None.
-      check: check(*inputs) raises the errors of inputs that do not fit.
+      check: check(*inputs) raises an error for inputs that do not fit.
     """
     inputs, num_inputs = steps.inputs, len(steps.inputs)
-    written = dict.fromkeys(name for step in steps.steps for name in step.outputs)
-    outs = [*steps.results, *(name for name in written if name not in (*inputs, *steps.results))]
-    # A name without a tensor comes last, and is always None.
+    step_output_names = dict.fromkeys(name for step in steps.steps for name in step.outputs)
+    outs = [*steps.results, *(name for name in step_output_names if name not in (*inputs, *steps.results))]
+    # NONE comes last; its tensor is always None.
     names = (*inputs, *outs, NONE)
     positions = {name: position for position, name in enumerate(names)}
 
@@ -299,49 +296,52 @@ def native_call(steps: Steps, slow: Call, *, optional: Sequence[str] = (), check
         if check is not None:
             check(*tensors[:num_inputs])
         first = tensors[0]
-        named = dict(zip(names, tensors))
+        tensor_of = dict(zip(names, tensors))
         outputs: dict[str, Output] = {}
-        # A view whose rows are not one after another is copied at each call.
+        # A view whose rows are not contiguous is copied at each call.
         is_direct = all(
-            rows_of(one).data_ptr() == one.data_ptr() for one in tensors[:num_inputs] if one is not None and one.numel()
+            rows_of(tensor).data_ptr() == tensor.data_ptr()
+            for tensor in tensors[:num_inputs]
+            if tensor is not None and tensor.numel()
         )
         launches = []
         for step in steps.steps:
             operands = [
-                native.empty(outputs[name], first.device) if name in outputs else named[name] for name in step.inputs
+                native.empty(outputs[name], first.device) if name in outputs else tensor_of[name]
+                for name in step.inputs
             ]
-            plan, of_step = step.op.plan(first.dtype, *operands)
-            outputs.update(item for item in zip(step.outputs, of_step) if item[0] not in inputs)
+            plan, step_outputs = step.op.plan(first.dtype, *operands)
+            outputs.update(item for item in zip(step.outputs, step_outputs) if item[0] not in inputs)
             launches.append(_launch(step, plan, positions, is_direct))
         for name in steps.rows:
             shape, _, dtype = outputs[name]
             outputs[name] = dense((*first.shape[:-1], shape[-1]), dtype)
-        return _Plan(launches), native.is_kept(), first.device, tuple(outputs[name] for name in outs)
+        return _Launches(launches), native.is_kept(), first.device, tuple(outputs[name] for name in outs)
 
-    positions_of_outs = range(num_inputs, num_inputs + len(outs))
+    out_positions = range(num_inputs, num_inputs + len(outs))
     fast, _ = native.build(
         make,
         lambda *tensors: slow(*tensors[:num_inputs]),
         num_tensors=len(names),
-        outs=positions_of_outs,
-        optional=[*(positions[name] for name in optional), *positions_of_outs, positions[NONE]],
+        outs=out_positions,
+        optional=[*(positions[name] for name in optional), *out_positions, positions[NONE]],
         aligned=[position for position, name in enumerate(inputs) if name not in optional],
         num_results=len(steps.results),
     )
     if fast is None:
         return slow
-    call, nothing = fast.call, (None,) * (len(outs) + 1)
-    return lambda *tensors: call(*tensors, *nothing)
+    call, absent = fast.call, (None,) * (len(outs) + 1)
+    return lambda *tensors: call(*tensors, *absent)
 
 
-class _Plan(NamedTuple):
-    """A plan of several steps: (a capsule or a function, the positions of its tensors) for each."""
+class _Launches(NamedTuple):
+    """The plan of several steps: for each (a capsule or a function, the positions of its tensors)."""
 
     native_launch: list[tuple[Any, list[int]]]
 
 
 def _launch(step: Step, plan: Any, positions: dict[str, int], is_direct: bool) -> tuple[Any, list[int]]:
-    """A step of a native call."""
+    """The launch of a step in a native call."""
     at = [positions[name] for name in (*step.inputs, *step.outputs)]
     if is_direct and (capsule := getattr(plan, "native_launch", None)) is not None:
         return capsule, at if step.op.order is None else [at[position] for position in step.op.order]

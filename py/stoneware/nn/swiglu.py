@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from stoneware.nn.arguments import autocast_dtype, has_hooks, is_distributed
 from stoneware.nn.inference import Float8InferenceLinear
 from stoneware.nn.linear import Float8Linear, Linear
 from stoneware.nn.recipes import BF16, RECIPES
-from stoneware.nn.steps import Call
 from stoneware.quantizing.fused import silu_mul
 
 HALVES = ("gate_proj", "up_proj")
@@ -28,21 +28,21 @@ ONE_CALL = "rowwise"
 class SwiGLU(torch.nn.Module):
     """y = down(silu(gate(x)) * up(x)), where gate and up are one matmul.
 
-    With frozen rowwise layers the whole is one native call: the activation is quantized by the kernel that
-    computes it, and Python does not see the tensors between the matmuls.
+    With frozen rowwise layers a call is one native call. The kernel of the activation also quantizes it, and Python
+    never sees the tensors between the matmuls.
 
-    The state_dict has `gate_proj`, `up_proj` and `down_proj`, as Hugging Face has them; but one scale of the
-    whole weight cannot be told apart, so that frozen tensorwise layers have `gate_up_proj`.
+    The state_dict has `gate_proj`, `up_proj` and `down_proj`, like in Hugging Face. Frozen tensorwise layers have
+    `gate_up_proj`, because its single scale cannot be split.
 
     Args:
       hidden_size: of x and y.
-      intermediate_size: of gate and of up; multiples as the recipe wants them.
+      intermediate_size: of gate and of up; both sizes are multiples that the recipe requires.
       recipe: "bf16" or one of `stoneware.nn.recipes`.
-      frozen: whether the weights are fp8 for good, `Float8InferenceLinear`.
+      frozen: whether the layers are `Float8InferenceLinear`, with fp8 weights.
       device, dtype: of the parameters.
 
     Shapes:
-      x, y: [..., hidden_size], as of the layers.
+      x, y: [..., hidden_size], with the dtypes of the layers.
 
     Raises:
       ValueError: an unknown recipe, a size that breaks its rule, or frozen layers without fp8.
@@ -92,15 +92,15 @@ class SwiGLU(torch.nn.Module):
 
 
 @functools.cache
-def frozen(has_fp8: bool) -> Call:
+def frozen(has_fp8: bool) -> Callable[..., Any]:
     """call(x, gate_up, its scale, down, its scale) -> y for rowwise layers.
 
     Args:
-      has_fp8: whether the calls also have x in fp8 and its scales, behind the weights.
+      has_fp8: whether x in fp8 and its scales follow the weights in the calls.
     """
     cast = RECIPES[ONE_CALL].forward[0]
     x_fp8, quantized = frozen_linear.input_steps(cast, has_fp8)
-    listed = (
+    sequence = (
         *quantized,
         steps.scaled_mm("x", "gate_up", "z"),
         steps.Step(steps.SiluMul(cast), ("z",), ("h8", "scale_h")),
@@ -108,7 +108,7 @@ def frozen(has_fp8: bool) -> Call:
     )
     weights = ("gate_up8", "scale_gate_up", "down8", "scale_down")
     return steps.native_call(
-        steps.Steps(("x", *weights, *x_fp8), ("y",), listed, rows=("y",)),
+        steps.Steps(("x", *weights, *x_fp8), ("y",), sequence, rows=("y",)),
         lambda *tensors: frozen_by_ops(*tensors[:5]),
         check=lambda x, gate_up, *others: frozen_linear.check(x, gate_up, None),
     )
@@ -117,7 +117,7 @@ def frozen(has_fp8: bool) -> Call:
 def frozen_by_ops(
     x: torch.Tensor, gate_up: torch.Tensor, scale_gate_up: torch.Tensor, down: torch.Tensor, scale_down: torch.Tensor
 ) -> torch.Tensor:
-    """The call of `frozen` as calls of ops, for autograd, for traces and for torch dispatch modes."""
+    """`frozen` as calls of ops, for autograd, traces and torch dispatch modes."""
     z = frozen_linear.linear(x, gate_up, scale_gate_up, None, ONE_CALL)
     return frozen_linear.linear(silu_mul(z), down, scale_down, None, ONE_CALL)
 
@@ -125,28 +125,28 @@ def frozen_by_ops(
 def halves_of(joined: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The first and the second half of the rows, in the same memory.
 
-    Each has a storage of its own, as safetensors and transformers want it of what they save; a view has the whole.
+    Each has its own storage, which safetensors and transformers require; a view would have the whole storage.
     """
     halves = joined.chunk(2)
     if joined.requires_grad or joined.is_meta or is_distributed(joined):
         return halves
-    # As bytes, since DLPack has no fp8 in each version of torch.
+    # As bytes: DLPack lacks fp8 in some versions of torch.
     return tuple(torch.from_dlpack(half.view(torch.uint8)).view(joined.dtype) for half in halves)
 
 
 def _split_halves(module: SwiGLU, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Takes gate_up_proj of a state_dict apart."""
+    """Splits gate_up_proj in a state_dict."""
     joined = {name: state_dict.get(f"{prefix}gate_up_proj.{name}") for name in _PARAMETERS}
-    found = {name: tensor for name, tensor in joined.items() if tensor is not None}
-    if any(tensor.shape[0] % 2 for tensor in found.values()):
+    tensors = {name: tensor for name, tensor in joined.items() if tensor is not None}
+    if any(tensor.shape[0] % 2 for tensor in tensors.values()):
         return
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         del state_dict[f"{prefix}gate_up_proj.{name}"]
         state_dict.update(zip([f"{prefix}{half}.{name}" for half in HALVES], halves_of(tensor)))
 
 
 def _merge_halves(module: SwiGLU, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Puts gate_proj and up_proj of a state_dict together."""
+    """Concatenates gate_proj and up_proj in a state_dict."""
     for name in _PARAMETERS:
         halves = [f"{prefix}{half}.{name}" for half in HALVES]
         if all(half in state_dict for half in halves):

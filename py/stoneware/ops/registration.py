@@ -34,10 +34,10 @@ _TAGS = (
 
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
-Call = Callable[..., torch.Tensor]
 
-
-def register(spec: OpSpec, result: Callable[..., Any], call: Call, has_gradients: bool = False) -> Call:
+def register(
+    spec: OpSpec, result: Callable[..., Any], call: Callable[..., torch.Tensor], has_gradients: bool = False
+) -> Callable[..., torch.Tensor]:
     """Registers an op's two operators; takes a fraction of a millisecond and imports nothing.
 
     Args:
