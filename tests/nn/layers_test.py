@@ -387,7 +387,7 @@ def test_an_adapter_in_one_step_is_its_layers(recipe, needs, monkeypatch):
         return y, *torch.autograd.grad(y, [one for one in leaves if one.requires_grad], dy)
 
     in_one_step = found()
-    assert type(in_one_step[0].grad_fn).__name__ == "_AdaptedBackward"
+    assert type(in_one_step[0].grad_fn).__name__ == "_LoraFunctionBackward"
     monkeypatch.setattr(layer, "_is_plain", lambda x: False)
     for one, other in zip(in_one_step, found(), strict=True):
         assert error(one, other) < 2 * BF16_ERROR

@@ -1,9 +1,9 @@
-"""How a converted model of transformers is saved, and which layers of a loaded one are fp8 already.
+"""Saves converted models of transformers, and finds the fp8 layers of loaded ones.
 
 Transformers calls fp8 weights with blockwise scales "fp8". `save_pretrained` writes a `quantization_config` for them,
 so that `from_pretrained` loads the checkpoint, here and where Stoneware is not installed. Transformers has no format
-for the other recipes: there `save_pretrained` refuses, since the checkpoint would load without an error and without
-the scales.
+for the other recipes. `save_pretrained` raises an error there, because the checkpoint would load without its scales
+and without an error.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ class Saving(Change):
 
 
 class _SavePretrained:
-    """save_pretrained of a model: that of its class, with the config of what the layers are at the call."""
+    """save_pretrained of a model: that of its class, with a quantization_config of its layers at the call."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Raises ValueError for scales that no format of transformers has."""
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Raises ValueError if transformers has no format for the scales."""
         for name, module in self.model.named_modules():
             recipe = "rowwise" if isinstance(module, Float8InferenceExperts) else getattr(module, "recipe", None)
             if isinstance(module, (Float8InferenceLinear, Float8InferenceExperts)) and recipe != "blockwise":
                 raise ValueError(
-                    f"save_pretrained can write frozen fp8 weights of recipe 'blockwise' alone, but {name} has recipe "
+                    f"save_pretrained can write frozen fp8 weights of recipe 'blockwise' only, but {name} has recipe "
                     f"{recipe!r}, whose scales from_pretrained would drop; save the model before it is converted and "
                     "convert it after it is loaded, convert it with recipe='blockwise', or save model.state_dict() and "
                     "load it into a model that was converted the same way"
@@ -57,7 +57,7 @@ class _SavePretrained:
         before = config.get(_CONFIG)
         config[_CONFIG] = quantization_config(self.model)
         try:
-            return type(self.model).save_pretrained(self.model, *arguments, **named)
+            return type(self.model).save_pretrained(self.model, *arguments, **keywords)
         finally:
             if before is None:
                 del config[_CONFIG]
@@ -67,7 +67,7 @@ class _SavePretrained:
 
 def quantization_config(model: torch.nn.Module) -> dict[str, Any]:
     """The quantization_config of transformers for the blockwise layers of a model."""
-    kept = [
+    unconverted = [
         name
         for name, module in model.named_modules()
         if (isinstance(module, torch.nn.Linear) and not isinstance(module, Float8InferenceLinear))
@@ -75,7 +75,7 @@ def quantization_config(model: torch.nn.Module) -> dict[str, Any]:
     ]
     return {
         "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK],
-        "modules_to_not_convert": kept,
+        "modules_to_not_convert": unconverted,
     }  # fmt: skip
 
 

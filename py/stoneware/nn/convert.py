@@ -37,15 +37,15 @@ Filter = Callable[[str, torch.nn.Module], bool]
 _LOG = logging.getLogger("stoneware.nn")
 
 HEADS = frozenset({"lm_head", "output", "embed_out", "score", "classifier", "router", "gate"})
-"""Last names of layers that stay in 16 bits unless a filter says otherwise: the logits of a language
-model and of a router decide by small differences."""
+"""Last names of layers that stay in 16 bits unless a filter selects them. Small differences between the logits
+of a language model or a router matter."""
 
 _FILTERED = "the filter refuses it"
 
 _TRAINABLE = "; its weight requires a gradient, so each call quantizes it (frozen=True quantizes it once)"
 
 _TOLERANCE = 0.01
-"""The norm of a difference, over the norm: 16-bit results that are rounded once more or less differ by 0.004."""
+"""The largest relative difference of two results; one more rounding to 16 bits makes 0.004."""
 
 _MAGNITUDES = (1.0, 10.0, 50.0)
 """Magnitudes of the random inputs on which a proved block must agree."""
@@ -53,13 +53,13 @@ _MAGNITUDES = (1.0, 10.0, 50.0)
 
 @dataclass(kw_only=True)
 class Conversion:
-    """What `convert` did.
+    """The result of `convert`.
 
     Attributes:
       swapped: name of each linear layer that changed -> its new class and recipe.
-      kept: name of each linear layer, or module of experts, that did not -> why.
-      blocks: name of each norm, feed-forward or module of experts whose calls changed as a whole -> like which layer.
-      kept_blocks: name of each norm or feed-forward that looks like one but has no proof -> why.
+      kept: name of each linear layer or module of experts that did not change -> the reason.
+      blocks: name of each norm, feed-forward or module of experts that was replaced as a whole -> the layer it became.
+      kept_blocks: name of each norm or feed-forward without a proof -> the reason.
     """
 
     model: torch.nn.Module
@@ -70,10 +70,10 @@ class Conversion:
     _changes: list[Change] = field(default_factory=list, repr=False)
 
     def undo(self) -> None:
-        """Makes each module what it was, with its attributes, buffers and hooks.
+        """Restores each module, with its attributes, buffers and hooks.
 
-        Parameters are the same objects. Only a weight that was frozen is a new one: it is dequantized to its old dtype
-        and keeps the rounding. A module that was replaced or changed since stays, with a warning.
+        Parameters are the same objects, except for frozen weights: they are dequantized to their old dtype and keep
+        the rounding. A module that was replaced or changed since stays, with a warning.
         """
         left = []
         for change in reversed(self._changes):
@@ -93,7 +93,7 @@ class Conversion:
     def _is_there(self, change: Change) -> bool:
         try:
             module = self.model.get_submodule(change.name)
-        except AttributeError:  # it, or what it stood in, is gone
+        except AttributeError:  # it or its parent was removed
             return False
         return module is change.module and (type(module) is change.result or not change.label)
 
@@ -105,13 +105,13 @@ class Conversion:
         records = (
             ("", self.swapped), ("kept ", self.kept), ("whole ", self.blocks), ("not fused ", self.kept_blocks)
         )  # fmt: skip
-        for what, names in records:
-            grouped: dict[str, list[str]] = {}
+        for prefix, names in records:
+            names_by_text: dict[str, list[str]] = {}
             for name, text in names.items():
-                grouped.setdefault(text, []).append(name)
-            for text, members in grouped.items():
-                shown = ", ".join(members[:3]) + (f" and {len(members) - 3} more" if len(members) > 3 else "")
-                lines.append(f"  {what}{shown}: {text}")
+                names_by_text.setdefault(text, []).append(name)
+            for text, members in names_by_text.items():
+                examples = ", ".join(members[:3]) + (f" and {len(members) - 3} more" if len(members) > 3 else "")
+                lines.append(f"  {prefix}{examples}: {text}")
         return "\n".join(map(_printable, lines))
 
 
@@ -126,33 +126,33 @@ def convert(
     """Makes a model's torch.nn.Linear layers compute with Stoneware's matmuls, in place.
 
     A module keeps its identity, hooks, buffers, attributes and names in the state_dict; only its class changes. Layers
-    that train become `Float8Linear`, or `Linear` for recipe "bf16", with the same Parameter objects, so that an
-    optimizer made before goes on. Frozen ones become `Float8InferenceLinear`.
+    that train become `Float8Linear`, or `Linear` for recipe "bf16". They keep their Parameter objects, so an existing
+    optimizer still works. Frozen layers become `Float8InferenceLinear`.
 
     The fp8 layers of a blockwise checkpoint that transformers loaded also become `Float8InferenceLinear`, with the
     weights of the checkpoint.
 
-    Blocks change only where their code proves that the result computes the same (`stoneware.nn.proofs`): experts of
-    transformers (`Experts`, or `Float8InferenceExperts` if they are frozen and rowwise), and in a frozen model
-    norms (one kernel) and feed-forwards with rowwise layers (one native call). All else stays, with a reason.
+    Blocks change only if their code proves that the replacement computes the same (`stoneware.nn.proofs`): experts of
+    transformers (`Experts`, or `Float8InferenceExperts` if they are frozen and rowwise), and in a frozen model norms
+    (one kernel) and feed-forwards with rowwise layers (one native call). All other blocks stay, with a reason.
 
-    A linear layer stays as it is if it is a subclass of torch.nn.Linear, has hooks, shares its weight with another
-    module, has a size that the recipe refuses, would have its fp8 weight read by other code, or is a head or a router
-    (HEADS) and no filter is given.
+    A linear layer stays if it is a subclass of torch.nn.Linear, has hooks, shares its weight with another module, has
+    a size that the recipe refuses, or has a weight that other code reads and that would become fp8. Without a filter,
+    heads and routers (HEADS) stay too.
 
-    Either all changes are made, or an exception leaves the model as it was. For that the old weights are kept until
-    the end, in the memory of the host if the device has no room for them.
+    Either all changes are made, or an exception leaves the model unchanged. Until the end the old weights are kept, in
+    the memory of the host if the device is full.
 
     Args:
-      model: whose modules are changed.
+      model: the model to change.
       recipe: "bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp" or "blockwise".
       filter: (name, layer or experts) -> whether to change it; None takes all but heads and routers.
-      frozen: whether weights become fp8 once and for all; None: those that require no gradient, if the model is in
+      frozen: whether weights are replaced by fp8 copies; None: those that require no gradient, if the model is in
         eval mode.
-      fuse_wgrad_accumulation: of the layers that train.
+      fuse_wgrad_accumulation: see `Linear`; set on the layers that train.
 
     Returns:
-      What was changed and what was not, and why; `undo()` takes it back.
+      The changes, and the reasons why other modules stayed; `undo()` takes them back.
 
     Raises:
       ValueError: an unknown recipe.
@@ -160,44 +160,44 @@ def convert(
     """
     if recipe != BF16 and recipe not in RECIPES:
         raise ValueError(f"recipe={quoted(recipe)} must be one of {', '.join((BF16, *RECIPES))}; pass one of these")
-    plan = _Plan(model, recipe, filter, frozen=frozen, fuse_wgrad_accumulation=fuse_wgrad_accumulation)
-    changes = plan.made()
+    converter = _Converter(model, recipe, filter, frozen=frozen, fuse_wgrad_accumulation=fuse_wgrad_accumulation)
+    changes = converter.decide()
     _apply(changes)
-    done = plan.done
-    done._changes = changes
-    num_trainable = sum(label.endswith(_TRAINABLE) for label in done.swapped.values())
+    conversion = converter.conversion
+    conversion._changes = changes
+    num_trainable = sum(label.endswith(_TRAINABLE) for label in conversion.swapped.values())
     if num_trainable:
         _LOG.warning(
             "%d layers of a model in eval mode have weights that require gradients, and quantize them at each call; "
             "pass frozen=True to quantize them once, or frozen=False if the model will train",
             num_trainable,
         )
-    return done
+    return conversion
 
 
 def _apply(changes: list[Change]) -> None:
     """Makes all changes, or none."""
-    made: list[Change] = []
+    to_revert: list[Change] = []
     try:
         for change in changes:
-            made.append(change)
+            to_revert.append(change)
             try:
                 change.apply()
             except torch.OutOfMemoryError:
                 change.revert()
-                if not sum(one.spill() for one in made):
+                if not sum(earlier.spill() for earlier in to_revert):
                     raise
                 change.apply()
     except BaseException:
-        for change in reversed(made):
+        for change in reversed(to_revert):
             change.revert()
         raise
     for change in changes:
         change.settle()
 
 
-class _Plan:
-    """What `convert` decides, before anything changes."""
+class _Converter:
+    """Decides on all changes before the first is made."""
 
     def __init__(
         self,
@@ -214,23 +214,25 @@ class _Plan:
         self.owners = _owners(model)
         self.is_quantized = self.is_inference and recipe != BF16
         self.readers = data_flow.foreign(model) if self.is_quantized else {}
-        self.done = Conversion(model=model)
+        self.conversion = Conversion(model=model)
         self.changes: dict[int, Change] = {}
-        """id of a module -> what becomes of it."""
+        """id of a module -> its change."""
 
-    def made(self) -> list[Change]:
+    def decide(self) -> list[Change]:
         modules = [*self.model.named_modules()]
         for name, module in modules:
             if isinstance(module, torch.nn.Linear):
-                self.plan_linear(name, module)
+                self.decide_linear(name, module)
             elif _has_experts(module):
-                self.plan_experts(name, module)
+                self.decide_experts(name, module)
         if self.is_inference:
             for name, module in modules:
-                self.plan_block(name, module)
+                self.decide_block(name, module)
         changes = [*self.changes.values()]
-        handovers = [one for name, module in modules for one in self.handovers(name, module)]
-        owners = {id(one.owner): NormOwner(one.name.rpartition(".")[0], one.owner) for one in handovers}
+        handovers = [handover for name, module in modules for handover in self.handovers(name, module)]
+        owners = {
+            id(handover.owner): NormOwner(handover.name.rpartition(".")[0], handover.owner) for handover in handovers
+        }
         changes += [*owners.values(), *handovers]
         if any(isinstance(change, (FrozenLinear, FrozenExperts)) for change in changes):
             changes.append(Saving(self.model))
@@ -239,11 +241,11 @@ class _Plan:
     def is_frozen(self, weights: Sequence[torch.Tensor]) -> bool:
         return self.is_inference and (self.frozen is True or not any(weight.requires_grad for weight in weights))
 
-    def plan_linear(self, name: str, layer: torch.nn.Linear) -> None:
+    def decide_linear(self, name: str, layer: torch.nn.Linear) -> None:
         is_frozen = self.is_quantized and self.is_frozen([layer.weight])
         reason = self.why_kept(name, layer, is_frozen=is_frozen)
         if reason is not None:
-            self.done.kept[name] = reason
+            self.conversion.kept[name] = reason
             return
         change: Change
         if is_published(layer):
@@ -255,7 +257,7 @@ class _Plan:
             change = TrainedLinear(
                 name, layer, self.recipe, fuse_wgrad_accumulation=self.fuse_wgrad_accumulation, note=note
             )
-        self.done.swapped[name] = change.label
+        self.conversion.swapped[name] = change.label
         self.changes[id(layer)] = change
 
     def why_kept(self, name: str, layer: torch.nn.Linear, *, is_frozen: bool) -> str | None:
@@ -264,18 +266,18 @@ class _Plan:
             return "torch.nn.TransformerEncoderLayer reads the weights of its layers itself"
         if type(layer) is not torch.nn.Linear and not (self.is_quantized and is_published(layer)):
             return f"it is a {type(layer).__name__}, which may do more than torch.nn.Linear"
-        taken = sorted({"recipe", "compute_dtype", "handover", "fuse_wgrad_accumulation"} & vars(layer).keys())
-        if taken:
-            return f"it has an attribute {taken[0]}, which converted layers use"
+        clashes = sorted({"recipe", "compute_dtype", "handover", "fuse_wgrad_accumulation"} & vars(layer).keys())
+        if clashes:
+            return f"it has an attribute {clashes[0]}, which converted layers use"
         if has_hooks(layer):
             return "it has hooks or a forward of its own, like those of tensor parallel plans; convert the model first"
         if self.filter is None and name.rpartition(".")[2] in HEADS:
             return "heads and routers stay in 16 bits; pass a filter to swap them"
         if self.filter is not None and not self.filter(name, layer):
             return _FILTERED
-        shared = [owner for owner, module in self.owners.get(_memory(weight), ()) if module is not layer]
-        if shared:
-            return f"its weight is shared with {shared[0]}"
+        others = [owner for owner, module in self.owners.get(_memory(weight), ()) if module is not layer]
+        if others:
+            return f"its weight is shared with {others[0]}"
         if type(weight.data) is not torch.Tensor and (is_frozen or not is_distributed(weight)):
             return f"its weight is a {type(weight.data).__name__}, not a plain tensor; convert the model first"
         if is_published(layer):
@@ -288,7 +290,7 @@ class _Plan:
             if id(layer) in self.readers:
                 return f"{self.readers[id(layer)]} reads its weight and expects 16 bits"
         elif weight.dtype not in FLOATS:
-            return f"its weight is {weight.dtype}, and a product takes 16 or 32 bits"
+            return f"its weight is {weight.dtype}, and a matmul takes 16 or 32 bits"
         elif self.recipe == BF16 and weight.dtype not in BITS_16 and autocast_dtype(weight) is None:
             return (
                 f"its weight is {weight.dtype}, and recipe 'bf16' takes 16 bits; cast the model, or convert it under "
@@ -296,21 +298,21 @@ class _Plan:
             )
         return why_not(self.recipe, layer.in_features, layer.out_features)
 
-    def plan_experts(self, name: str, module: Any) -> None:
+    def decide_experts(self, name: str, module: Any) -> None:
         weights = [getattr(module, weight) for weight in WEIGHTS]
         is_frozen = self.is_frozen(weights) and self.recipe == ONE_CALL
         if isinstance(module, (FusedBlock, Experts)) and not (is_frozen and type(module) is Experts):
             return
         reason = self.why_experts_kept(name, module, weights)
         if reason is not None:
-            self.done.kept[name] = reason
+            self.conversion.kept[name] = reason
             return
         change: Change
         if is_frozen:
             change = FrozenExperts(name, module)
         else:
             change = TrainedExperts(name, module, fuse_wgrad_accumulation=self.fuse_wgrad_accumulation)
-        self.done.blocks[name] = change.label
+        self.conversion.blocks[name] = change.label
         self.changes[id(module)] = change
 
     def why_experts_kept(self, name: str, module: torch.nn.Module, weights: list[torch.nn.Parameter]) -> str | None:
@@ -334,34 +336,34 @@ class _Plan:
             return f"nothing proves that it computes what sw.nn.Experts does: {error}"
         return None
 
-    def plan_block(self, name: str, module: torch.nn.Module) -> None:
+    def decide_block(self, name: str, module: torch.nn.Module) -> None:
         """A norm, or a feed-forward whose layers are frozen and rowwise."""
         if isinstance(module, FusedBlock) or hasattr(module, "_stoneware"):
             return
-        parameters = [one for one, _ in module.named_parameters()]
+        parameters = [parameter for parameter, _ in module.named_parameters()]
         layers = [child for child in module.children() if isinstance(child, torch.nn.Linear)]
         try:
             if type(module).__name__.endswith("RMSNorm") and "weight" in parameters and not layers:
                 eps = proofs.rms_norm(module)
                 _check_norm(module, eps)
                 self.changes[id(module)] = FusedNorm(name, module, eps)
-                self.done.blocks[name] = "RMSNorm"
+                self.conversion.blocks[name] = "RMSNorm"
             elif len(layers) in (2, 3) and all(self.is_rowwise(layer) for layer in layers):
                 parts = proofs.swiglu(module)
                 _check_swiglu(module, parts)
                 self.changes[id(module)] = FusedFeedForward(name, module, parts)
-                self.done.blocks[name] = "SwiGLU"
+                self.conversion.blocks[name] = "SwiGLU"
         except proofs.NoProof as error:
             is_norm = type(module).__name__.endswith("RMSNorm")
             if is_norm or {*module._modules} >= {"gate_proj", "up_proj", "down_proj"}:
-                self.done.kept_blocks[name] = str(error)
+                self.conversion.kept_blocks[name] = str(error)
 
     def is_rowwise(self, layer: Any) -> bool:
         change = self.changes.get(id(layer))
         return isinstance(change, FrozenLinear) and change.recipe == ONE_CALL
 
     def handovers(self, name: str, norm: torch.nn.Module) -> Iterator[NormHandover]:
-        """The change of a norm whose result is read by rowwise layers alone."""
+        """The change of a norm whose result only rowwise layers read."""
         if not name or not isinstance(self.changes.get(id(norm)), FusedNorm) or has_hooks(norm):
             return
         parent, _, last = name.rpartition(".")
@@ -387,43 +389,45 @@ def _has_experts(module: torch.nn.Module) -> bool:
 
 
 def _check_norm(norm: Any, eps: float) -> None:
-    def wanted(x: torch.Tensor) -> torch.Tensor:
+    def reference(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.rms_norm(x, norm.weight.shape, norm.weight, eps)
 
-    _check_agreement(norm, wanted, norm.weight, norm.weight.shape[0])
+    _check_agreement(norm, reference, norm.weight, norm.weight.shape[0])
 
 
 def _check_swiglu(block: torch.nn.Module, parts: proofs.SwiGLUParts) -> None:
     layers = [block.get_submodule(name) for name in parts.gate_up]
     down = block.get_submodule(parts.down)
 
-    def wanted(x: torch.Tensor) -> torch.Tensor:
+    def reference(x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = down(silu_mul(torch.cat([layer(x) for layer in layers], -1)))
         return y
 
     weight: Any = layers[0].weight
-    _check_agreement(block, wanted, weight, weight.shape[1])
+    _check_agreement(block, reference, weight, weight.shape[1])
 
 
-def _check_agreement(block: torch.nn.Module, wanted: Callable[..., torch.Tensor], weight: torch.Tensor, k: int) -> None:
-    """Raises NoProof if a block gives something else than it was proved to give, on random inputs of several sizes."""
+def _check_agreement(
+    block: torch.nn.Module, reference: Callable[..., torch.Tensor], weight: torch.Tensor, k: int
+) -> None:
+    """Raises NoProof if a proved block differs from its reference on random inputs of several magnitudes."""
     x = torch.randn(2, k, generator=torch.Generator().manual_seed(0), device="cpu").to(weight.device, weight.dtype)
     expected_operations = proofs.operations(block)
     for magnitude in _MAGNITUDES:
         with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-            given = x * magnitude
+            scaled_x = x * magnitude
             try:
-                found = proofs.checked_call(block, given, expected_operations)
+                y = proofs.checked_call(block, scaled_x, expected_operations)
             except proofs.NoProof:
                 raise
             except Exception as error:  # whatever other people's code raises
                 raise proofs.NoProof(f"it refuses a random input ({type(error).__name__})") from error
             if weight.is_meta:
                 return
-            expected = wanted(given)
-        is_alike = isinstance(found, torch.Tensor) and found.shape == expected.shape and found.dtype == expected.dtype
-        if not is_alike or (found - expected).float().norm() > _TOLERANCE * expected.float().norm():
-            raise proofs.NoProof("it gives something else on random inputs")
+            expected_y = reference(scaled_x)
+        is_alike = isinstance(y, torch.Tensor) and y.shape == expected_y.shape and y.dtype == expected_y.dtype
+        if not is_alike or (y - expected_y).float().norm() > _TOLERANCE * expected_y.float().norm():
+            raise proofs.NoProof("its results on random inputs differ")
 
 
 def _owners(model: torch.nn.Module) -> dict[Any, list[tuple[str, torch.nn.Module]]]:
@@ -437,7 +441,7 @@ def _owners(model: torch.nn.Module) -> dict[Any, list[tuple[str, torch.nn.Module
 
 
 def _memory(tensor: torch.Tensor) -> Any:
-    """What two tensors have in common that share memory."""
+    """A key that is equal for tensors that share memory."""
     is_plain = not is_lazy(tensor) and tensor.layout == torch.strided and type(tensor.data) is torch.Tensor
     if not is_plain or tensor.is_meta or not tensor.numel():
         return id(tensor)
@@ -445,5 +449,7 @@ def _memory(tensor: torch.Tensor) -> Any:
 
 
 def _printable(text: str) -> str:
-    """Text without control characters, which names of modules may have."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    """Text with escapes instead of control characters, which names of modules may contain."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )

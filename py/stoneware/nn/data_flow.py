@@ -1,7 +1,7 @@
 """Follows tensors between the modules of a model, in the source of their classes.
 
-reader     the layers that alone read the result of a norm
-foreign    the layers whose weight is read by other code than their own call
+reader     the only layers that read the result of a norm
+foreign    the layers whose weight other code reads
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from stoneware.nn.proofs import function_definition
 
 _SIZES = frozenset({"shape", "dtype", "device", "ndim", "is_cuda", "size", "dim"})
-"""Attributes of a tensor that neither read nor change its elements, and give nobody the tensor."""
+"""Attributes of a tensor that neither read nor change its elements, and do not return the tensor."""
 
 _NOT_AT_RUN_TIME = frozenset({"__init__", "_init_weights", "init_weights", "reset_parameters", "_reset_parameters"})
 """Methods that run before a model is converted."""
@@ -29,8 +29,8 @@ class Reader:
     """The module that gets the result of a norm, and its layers that read it.
 
     Attributes:
-      name: of the module in the norm's owner.
-      layers: names of its layers, each of which is called once with the result; empty if the module itself reads it.
+      name: name of the module in the norm's owner.
+      layers: names of its layers, each called once with the result; empty if the module itself reads it.
     """
 
     name: str
@@ -38,20 +38,20 @@ class Reader:
 
 
 def reader(owner: torch.nn.Module, norm: str, is_reader: Callable[[torch.nn.Module], bool]) -> Reader | None:
-    """The module that alone gets the result of a norm, if nothing can change the result before it was read.
+    """The only module that gets the result of a norm, if nothing can change the result before it is read.
 
     The code of `owner.forward` must have one of these forms, where `norm` has no other use:
 
         y = self.norm(x)                    self.module(self.norm(x), ...)
         y = self.module(y, ...)
 
-    Either the module reads its argument itself (`is_reader`), or its forward passes the argument on to such layers of
-    its own, and does nothing else with it but ask for its shape, dtype or device.
+    Either the module reads its argument itself (`is_reader`), or its forward passes the argument to layers that do,
+    and otherwise reads only its shape, dtype or device.
 
     Args:
       owner: the module that has the norm.
       norm: its name there.
-      is_reader: whether a module reads its argument, changes nothing and keeps nothing of it.
+      is_reader: whether a module reads its argument, and neither changes nor keeps it.
     """
     definition = _forward(owner)
     if definition is None:
@@ -59,10 +59,10 @@ def reader(owner: torch.nn.Module, norm: str, is_reader: Callable[[torch.nn.Modu
     calls = [node for node in ast.walk(definition) if _is_own(node, definition, norm)]
     if len(calls) != 1:
         return None
-    found = _passed_on(definition, norm)
-    if found is None:
+    destination = _destination(definition, norm)
+    if destination is None:
         return None
-    name, position = found
+    name, position = destination
     module = owner._modules.get(name)
     if module is None or type(module).__call__ is not torch.nn.Module.__call__:
         return None
@@ -74,8 +74,8 @@ def reader(owner: torch.nn.Module, norm: str, is_reader: Callable[[torch.nn.Modu
     return Reader(name=name, layers=layers)
 
 
-def _passed_on(definition: ast.FunctionDef, norm: str) -> tuple[str, Any] | None:
-    """The name of the module that gets the norm's result, and as which argument: its position or [its name]."""
+def _destination(definition: ast.FunctionDef, norm: str) -> tuple[str, Any] | None:
+    """The module that gets the norm's result: its name, and the position or [name] of the argument."""
     for block in _blocks(definition):
         for idx, statement in enumerate(block):
             for call in ast.walk(statement):
@@ -87,26 +87,26 @@ def _passed_on(definition: ast.FunctionDef, norm: str) -> tuple[str, Any] | None
                         return name, position
             if idx + 1 == len(block) or not isinstance(statement, ast.Assign):
                 continue
-            (target, *others), following = statement.targets, block[idx + 1]
-            if others or not isinstance(target, ast.Name) or _own_call(statement.value, definition) != norm:
+            (target, *more_targets), successor = statement.targets, block[idx + 1]
+            if more_targets or not isinstance(target, ast.Name) or _own_call(statement.value, definition) != norm:
                 continue
             if not _is_plain(definition, target.id):
                 return None
-            if not isinstance(following, ast.Assign) or target.id not in _assigned(following):
+            if not isinstance(successor, ast.Assign) or target.id not in _targets(successor):
                 continue  # the result would have later uses
-            name = _own_call(following.value, definition)
-            loads = [one for one in ast.walk(following) if _is_load(one, target.id)]
+            name = _own_call(successor.value, definition)
+            loads = [node for node in ast.walk(successor) if _is_load(node, target.id)]
             if name is None or len(loads) != 1:
                 continue
-            assert isinstance(following.value, ast.Call)
-            for position, value in _arguments(following.value):
+            assert isinstance(successor.value, ast.Call)
+            for position, value in _arguments(successor.value):
                 if value is loads[0]:
                     return name, position
     return None
 
 
 def _reading_layers(module: torch.nn.Module, position: Any) -> tuple[str, ...] | None:
-    """The layers that forward calls with its argument; None if it does anything else with it."""
+    """The layers that forward calls with the argument; None if it uses the argument in any other way."""
     definition = _forward(module)
     if definition is None:
         return None
@@ -129,7 +129,7 @@ def _reading_layers(module: torch.nn.Module, position: Any) -> tuple[str, ...] |
         if layer is None or not isinstance(node, ast.Call) or len(node.args) != 1 or node.keywords:
             continue
         if _is_load(node.args[0], name) and (layer in module._modules or not hasattr(module, layer)):
-            layers += [layer] * (layer in module._modules)  # a layer of other configs is never called
+            layers += [layer] * (layer in module._modules)  # a layer that only other configs have is never called
             allowed.add(id(node.args[0]))
     loads = [node for node in ast.walk(definition) if isinstance(node, ast.Name) and node.id == name]
     if any(id(node) not in allowed and isinstance(node.ctx, ast.Load) for node in loads):
@@ -138,7 +138,7 @@ def _reading_layers(module: torch.nn.Module, position: Any) -> tuple[str, ...] |
 
 
 def _is_plain(definition: ast.FunctionDef, name: str) -> bool:
-    """Whether nothing in a function but loads and assignments of a name reaches its value."""
+    """Whether a function uses a name only in plain loads and assignments."""
     for node in ast.walk(definition):
         if isinstance(node, ast.Name) and node.id in ("locals", "vars", "eval", "exec"):
             return False
@@ -147,7 +147,7 @@ def _is_plain(definition: ast.FunctionDef, name: str) -> bool:
         if isinstance(node, (ast.Global, ast.Nonlocal, ast.Try)):
             return False
         is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) and node is not definition
-        if is_function and any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(node)):
+        if is_function and any(isinstance(inner, ast.Name) and inner.id == name for inner in ast.walk(node)):
             return False
     return True
 
@@ -169,14 +169,14 @@ _definition = functools.lru_cache(maxsize=1024)(function_definition)
 
 
 def _parameters(module: torch.nn.Module) -> list[str]:
-    """The names of the arguments of forward that can be given by position."""
+    """The names of the positional arguments of forward."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     _, *parameters = inspect.signature(inspect.unwrap(type(module).forward)).parameters.values()
-    return [one.name for one in parameters if one.kind in kinds]
+    return [parameter.name for parameter in parameters if parameter.kind in kinds]
 
 
 def _blocks(definition: ast.FunctionDef) -> Iterator[list[ast.stmt]]:
-    """Lists of statements of which each runs after the one before."""
+    """Lists of statements that run one after the other."""
     for node in ast.walk(definition):
         for name in ("body", "orelse", "finalbody"):
             block = getattr(node, name, None)
@@ -217,29 +217,29 @@ def _is_load(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
 
 
-def _assigned(statement: ast.Assign) -> set[str]:
+def _targets(statement: ast.Assign) -> set[str]:
     names = set()
     for target in statement.targets:
         elements = target.elts if isinstance(target, ast.Tuple) else [target]
-        names |= {one.id for one in elements if isinstance(one, ast.Name)}
+        names |= {element.id for element in elements if isinstance(element, ast.Name)}
     return names
 
 
 def foreign(model: torch.nn.Module) -> dict[int, str]:
     """id of each torch.nn.Linear whose weight or bias other code reads -> the class that does.
 
-    Methods of the model's classes are searched for `self.name.weight`, and for `anything.name.weight`, which counts for
-    each layer of that name below the module. Only the shape and the device may be read.
+    Searches the methods of the model's classes for `self.name.weight` and `anything.name.weight`; the latter counts
+    for each layer of that name below the module. Reading the shape or the device is allowed.
     """
-    found: dict[int, str] = {}
+    readers: dict[int, str] = {}
     for module in model.modules():
         for kind in type(module).__mro__:
             if kind.__module__.partition(".")[0] == "torch" or kind is object:
                 continue
             for chain in _weights_read(kind):
-                for layer in _layers_named(module, chain):
-                    found.setdefault(id(layer), kind.__name__)
-    return found
+                for layer in _layers(module, chain):
+                    readers.setdefault(id(layer), kind.__name__)
+    return readers
 
 
 @functools.lru_cache(maxsize=4096)
@@ -279,11 +279,11 @@ def _aliases(definition: ast.FunctionDef) -> dict[str, tuple[str, ...]]:
 
 
 _HARMLESS = _SIZES - {"dtype"}
-"""What other code may read of a weight: a frozen one has another dtype."""
+"""Attributes of a weight that other code may read; not its dtype, which freezing changes."""
 
 
 def _chain(node: ast.expr) -> tuple[str, ...]:
-    """The names of a.b[i].c; "*" for what is neither."""
+    """The names in a.b[i].c; "*" for an index, "" for any other expression."""
     if isinstance(node, ast.Name):
         return (node.id,)
     if isinstance(node, ast.Attribute):
@@ -293,7 +293,7 @@ def _chain(node: ast.expr) -> tuple[str, ...]:
     return ("",)
 
 
-def _layers_named(module: torch.nn.Module, chain: tuple[str, ...]) -> Iterator[torch.nn.Linear]:
+def _layers(module: torch.nn.Module, chain: tuple[str, ...]) -> Iterator[torch.nn.Linear]:
     root, *names = chain
     places = [module]
     if root != "self":
@@ -302,8 +302,8 @@ def _layers_named(module: torch.nn.Module, chain: tuple[str, ...]) -> Iterator[t
         places = [
             child
             for place in places
-            for other, child in place._modules.items()
-            if child is not None and name in ("*", other)
+            for child_name, child in place._modules.items()
+            if child is not None and name in ("*", child_name)
         ]
     for place in places:
         if isinstance(place, torch.nn.Linear):

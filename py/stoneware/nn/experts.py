@@ -1,4 +1,4 @@
-"""The experts of a mixture: each token goes through a few of many small MLPs, by grouped matmuls."""
+"""Mixture of experts: each token goes through a few of many small MLPs, with grouped matmuls."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from stoneware.tuning import policy
 WEIGHTS = ("gate_up_proj", "down_proj")
 
 
-class _Reordered(torch.autograd.Function):
+class _Reorder(torch.autograd.Function):
     """Rows, each `copies` times, in another order: result[i] = rows[order[i] // copies].
 
-    Its gradient is a sum of each row's copies in their order, so with the same bits each time. That of an index
-    adds rows to memory as they come.
+    Its gradient sums the copies of each row in a fixed order, so it is deterministic. The gradient of an index is not:
+    it adds rows in any order.
     """
 
     @staticmethod
@@ -38,19 +38,19 @@ class _Reordered(torch.autograd.Function):
         return gradient[place].view(-1, ctx.copies, gradient.shape[-1]).sum(1), None, None, None
 
 
-def _reordered(rows: torch.Tensor, order: torch.Tensor, place: torch.Tensor, copies: int) -> torch.Tensor:
+def _reorder(rows: torch.Tensor, order: torch.Tensor, place: torch.Tensor, copies: int) -> torch.Tensor:
     if torch._C._are_functorch_transforms_active():
-        # They refuse a function without setup_context, with which each call would cost the host 20 us more.
+        # They require setup_context, which would cost 20 us of host time per call.
         return rows[order // copies]
-    reordered: torch.Tensor = _Reordered.apply(rows, order, place, copies)
-    return reordered
+    y: torch.Tensor = _Reorder.apply(rows, order, place, copies)
+    return y
 
 
 class Experts(torch.nn.Module):
     """SwiGLU experts: down(silu(gate(x)) * up(x)) of each token's experts, summed with its weights.
 
-    Gate and up projection are one matmul. The tokens are sorted by expert on the device; nothing
-    waits for it, so one CUDA graph serves any routing.
+    Gate and up projection are one matmul. The tokens are sorted by expert on the device without synchronizing,
+    so one CUDA graph serves any routing.
 
     Args:
       num_experts, hidden_size, intermediate_size: sizes; multiples of 16.
@@ -58,14 +58,14 @@ class Experts(torch.nn.Module):
 
     Attributes:
       gate_up_proj: [num_experts, 2 * intermediate_size, hidden_size], gate first.
-      down_proj: [num_experts, hidden_size, intermediate_size]; both named as transformers does.
+      down_proj: [num_experts, hidden_size, intermediate_size]; named like in transformers.
       fuse_wgrad_accumulation: whether the gradients of both are added to their `main_grad`, like that of `Linear`.
 
     Shapes:
       x: [..., hidden_size], bfloat16.
       experts: [..., top_k] integers from 0 to num_experts - 1, the experts of each token. On a GPU that is not
-        checked, since the check would wait for it.
-      weights: [..., top_k], theirs in the sum.
+        checked, because the check would synchronize.
+      weights: [..., top_k], the weights of these experts in the sum.
       y: [..., hidden_size], bfloat16.
 
     Raises:
@@ -93,7 +93,7 @@ class Experts(torch.nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the weights as torch.nn.Linear does."""
+        """Draws the weights like torch.nn.Linear."""
         for weight in (self.gate_up_proj, self.down_proj):
             bound = weight.shape[-1] ** -0.5
             torch.nn.init.uniform_(weight, -bound, bound)
@@ -108,10 +108,10 @@ class Experts(torch.nn.Module):
         place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
         numbers = torch.arange(self.down_proj.shape[0], device=x.device)
         offs = torch.searchsorted(by_expert, numbers, right=True).to(torch.int32)
-        gate, up = self.matmul(_reordered(rows, order, place, top_k), "gate_up_proj", offs).chunk(2, dim=-1)
+        gate, up = self.matmul(_reorder(rows, order, place, top_k), "gate_up_proj", offs).chunk(2, dim=-1)
         y = self.matmul(torch.nn.functional.silu(gate) * up, "down_proj", offs)
-        of_token = _reordered(y, place, order, 1).view(*experts.shape, x.shape[-1])
-        return (of_token * weights.unsqueeze(-1).to(y.dtype)).sum(-2)
+        token_rows = _reorder(y, place, order, 1).view(*experts.shape, x.shape[-1])
+        return (token_rows * weights.unsqueeze(-1).to(y.dtype)).sum(-2)
 
     def _check(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> None:
         num_experts, hidden_size, _ = self.down_proj.shape
@@ -135,10 +135,10 @@ class Experts(torch.nn.Module):
                 )
 
     def matmul(self, rows: torch.Tensor, name: str, offs: torch.Tensor) -> torch.Tensor:
-        """rows @ weight[expert].t(), of the weight of this name; offs as in `sw.grouped_mm`."""
+        """rows @ weight[expert].t(), of the weight of this name; offs like in `sw.grouped_mm`."""
         weight = getattr(self, name)
-        if main_grad.is_wanted(self, weight):
-            weight = main_grad.added(weight)
+        if main_grad.is_enabled(self, weight):
+            weight = main_grad.with_main_grad(weight)
         if (dtype := autocast_dtype(rows)) is not None:
             weight = weight.to(dtype)
         if weight.dtype != rows.dtype:
@@ -175,8 +175,8 @@ class _FrozenMatmul(torch.autograd.Function):
         relative = (scale / largest[:, None]).to(gradient.dtype)
         weight_t = weight.mT.contiguous()
         scale_t = largest[:, None].expand(-1, weight_t.shape[1]).contiguous()
-        scaled = gradient * relative[expert.clamp_(max=len(offs) - 1)]
-        return _frozen_matmul(scaled, weight_t, scale_t, offs), None, None, None
+        scaled_gradient = gradient * relative[expert.clamp_(max=len(offs) - 1)]
+        return _frozen_matmul(scaled_gradient, weight_t, scale_t, offs), None, None, None
 
 
 def _frozen_matmul(rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:

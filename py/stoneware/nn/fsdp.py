@@ -1,4 +1,4 @@
-"""What makes a model ready for torch.distributed.fsdp."""
+"""Prepares a model for torch.distributed.fsdp."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from stoneware.nn.linear import Float8Linear
 def gather_in_fp8(model: torch.nn.Module) -> list[str]:
     """Lets fully_shard gather the weights of all `Float8Linear` in fp8; call it before.
 
-    A rank quantizes its own rows and gathers all, in forward and again in backward. y has the bits that it
-    has without. So has dx for "tensorwise" and "blockwise"; for the recipes with scales of rows dx is a
-    matmul with the same fp8 weight, whose scales go into dy before its cast. "tensorwise" reduces one
-    number per weight among the ranks. The state_dict stays the same. Layers of an earlier call are left as
-    they are.
+    Each rank quantizes its own rows and gathers all rows, in forward and again in backward. y is bitwise
+    unchanged, and so is dx for "tensorwise" and "blockwise". For the recipes with row scales dx is a matmul
+    with the same fp8 weight, whose scales are applied to dy before its cast. "tensorwise" reduces one number
+    per weight among the ranks. The state_dict stays the same. Layers of an earlier call are not changed.
 
     Args:
-      model: whose layers were converted, and not yet sharded.
+      model: a model with converted layers, not yet sharded.
 
     Returns:
       The names of the layers.
@@ -30,12 +29,12 @@ def gather_in_fp8(model: torch.nn.Module) -> list[str]:
       ValueError: a weight is a DTensor already.
       At a forward call, ValueError: a weight cannot be cut into equal parts of whole scales.
     """
-    layers = {name: one for name, one in model.named_modules() if isinstance(one, Float8Linear)}
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, Float8Linear)}
     for name, layer in layers.items():
         if is_distributed(layer.weight):
             raise ValueError(
                 f"weight of {name} is a DTensor, it must be a plain tensor; call gather_in_fp8 before fully_shard, "
-                "and do without it for layers of a tensor parallel plan"
+                "and do not use it for layers of a tensor parallel plan"
             )
     for layer in layers.values():
         weight = layer.weight
@@ -48,7 +47,7 @@ def gather_in_fp8(model: torch.nn.Module) -> list[str]:
 
 
 def _plain_weight(layer: torch.nn.Module, state_dict: dict[str, Any], prefix: str, metadata: object) -> None:
-    """Puts what a ShardedWeight holds into the state_dict, the same memory."""
+    """Replaces a ShardedWeight in the state_dict by its plain tensor, in the same memory."""
     name = f"{prefix}weight"
     weight = state_dict[name]
     if isinstance(weight, ShardedWeight):

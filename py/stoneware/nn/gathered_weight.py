@@ -62,12 +62,14 @@ class ShardedWeight(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # Tensor's own is typed as a method
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        (recipe, *_) = [one.recipe for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, ShardedWeight)]
-        args, kwargs = pytree.tree_map_only(ShardedWeight, lambda one: one.tensor, (args, kwargs or {}))
-        found = func(*args, **kwargs)
+        (recipe, *_) = [
+            tensor.recipe for tensor in pytree.tree_leaves((args, kwargs)) if isinstance(tensor, ShardedWeight)
+        ]
+        args, kwargs = pytree.tree_map_only(ShardedWeight, lambda weight: weight.tensor, (args, kwargs or {}))
+        result = func(*args, **kwargs)
         if func not in _SHARDED_RESULTS:
-            return found
-        return pytree.tree_map_only(torch.Tensor, lambda one: ShardedWeight(one, recipe), found)
+            return result
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: ShardedWeight(tensor, recipe), result)
 
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: torch.Size, outer_stride: Any, module: Any, mp_policy: Any

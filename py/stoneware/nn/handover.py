@@ -1,10 +1,10 @@
-"""A norm's result in fp8, on its way from the norm to the layers that read it.
+"""Hands the fp8 result of a norm to the layers that read it.
 
-One kernel writes the result in 16 bits and in fp8. The layers take the fp8 one if they are called with the very tensor
-that the norm returned. Nothing is kept on a tensor, nor beyond a call of the module that has the norm. A handover
-exists only where the code of that module proves that nothing comes between the norm and its readers
-(`stoneware.nn.data_flow`), and a norm uses it only while these modules are what they were, without hooks that could
-change the result.
+One kernel writes the result in 16 bits and in fp8. The layers use the fp8 result if they are called with the same
+tensor object that the norm returned. Nothing is stored on a tensor, or beyond a call of the module that has the norm.
+A handover exists only if the code of that module proves that nothing comes between the norm and its readers
+(`stoneware.nn.data_flow`). A norm uses it only while these modules are unchanged, without hooks that could change the
+result.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from stoneware.nn import conditions
 
 
 class Handover:
-    """What the norms of a module give during one of its calls.
+    """The fp8 results of a module's norms during one of its calls.
 
     Attributes:
-      thread: where the call runs; None outside of calls. Of two threads that call the module at once, the one that
-        began last hands over.
+      thread: where the call runs; None outside of calls. If two threads call the module at once, only the call that
+        started last hands over.
       result: (y, its values in fp8, their scales by row) of the norm that ran last.
     """
 
@@ -33,17 +33,17 @@ class Handover:
         self.result: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
 
     def take(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """(values, scale) if x is what the norm returned, else nothing."""
+        """(values, scale) if x is the tensor that the norm returned, otherwise ()."""
         result = self.result  # read once: another thread may write its own
         return () if result is None or result[0] is not x else result[1:]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Nothing of a call that is under way."""
+        """The state of a running call is not pickled."""
         return {"thread": None, "result": None}
 
 
 class Route:
-    """The modules between a norm and its readers, as they were when the handover was proved.
+    """The modules between a norm and its readers at the time of the proof.
 
     Args:
       owner: the module whose forward calls the norm.
@@ -53,7 +53,7 @@ class Route:
     def __init__(self, owner: torch.nn.Module, places: Sequence[tuple[torch.nn.Module, str]]) -> None:
         self.owner = owner
         self.places = [(place, name, place.get_submodule(name)) for place, name in places]
-        self._forwards: list[Any] | None = [type(one).forward for one in self._modules]
+        self._forwards: list[Any] | None = [type(module).forward for module in self._modules]
 
     @property
     def _modules(self) -> list[torch.nn.Module]:
@@ -61,15 +61,15 @@ class Route:
 
     @functools.cached_property
     def is_open(self) -> Callable[[], bool]:
-        """is_open() returns whether the modules are the same, and nothing else sees the result."""
+        """is_open() returns whether the modules are unchanged, and no hook reads the result."""
         modules = self._modules
         if self._forwards is None:  # a pickle has no functions
-            self._forwards = [type(one).forward for one in modules]
+            self._forwards = [type(module).forward for module in modules]
         # The owner's hooks and the norm's pre-hooks do not see the result. A hook of the module that gets it runs
         # before its forward, or when its readers have read.
         _, norm, reader, *layers = modules
         hooks = [(norm, "_forward_hooks"), (reader, "_forward_pre_hooks")]
-        hooks += [(one, name) for one in layers or [reader] for name in ("_forward_pre_hooks", "_forward_hooks")]
+        hooks += [(module, name) for module in layers or [reader] for name in ("_forward_pre_hooks", "_forward_hooks")]
         return conditions.check(
             submodules=self.places, forwards=[*zip(modules, map(type, modules), self._forwards)], hooks=hooks
         )
@@ -80,7 +80,7 @@ class Route:
         return own
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Route | None:
-        """The route of a copy of the owner; a norm that is copied alone has none."""
+        """The route in a copy of the owner; a norm copied without its owner has none."""
         if id(self.owner) not in memo:
             return None
         new = memo[id(self)] = Route.__new__(Route)

@@ -1,4 +1,4 @@
-"""A linear layer whose weight is fp8 for good, for inference and for training adapters over it."""
+"""A linear layer with a frozen fp8 weight, for inference and for training adapters over it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,15 @@ class KeepsFloat8(torch.nn.Module):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> KeepsFloat8:
         own = {**self._parameters, **self._buffers}
-        kept = {id(one) for name, one in own.items() if one is not None and (one.dtype in FP8 or "scale" in name)}
+        fp8_ids = {
+            id(tensor)
+            for name, tensor in own.items()
+            if tensor is not None and (tensor.dtype in FP8 or "scale" in name)
+        }
 
         def without_cast(tensor: torch.Tensor) -> torch.Tensor:
-            moved = fn(tensor)
-            return tensor.to(moved.device) if id(tensor) in kept and moved.dtype != tensor.dtype else moved
+            result = fn(tensor)
+            return tensor.to(result.device) if id(tensor) in fp8_ids and result.dtype != tensor.dtype else result
 
         return super()._apply(without_cast, recurse)
 
@@ -35,10 +39,10 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def weight_cast(recipe: str) -> Cast:
-    """How a frozen weight becomes fp8.
+    """The cast of a frozen weight.
 
-    The scales of blocks are powers of two. So the weight in 16 bits, which Transformers makes of a checkpoint where it
-    has no fp8 kernels, has the very values, and is quantized to the same bits again.
+    Block scales are powers of two. If transformers has no fp8 kernels, it dequantizes a checkpoint to 16 bits; those
+    values are then exact, and are quantized to the same bits again.
     """
     cast = RECIPES[recipe].forward[1]
     return replace(cast, power_of_two=True) if cast.scales == "block_2d" else cast
@@ -47,29 +51,29 @@ def weight_cast(recipe: str) -> Cast:
 class Float8InferenceLinear(KeepsFloat8, torch.nn.Linear):
     """A linear layer with a frozen fp8 weight: half the memory, and an fp8 matmul.
 
-    x is quantized at each call. The weight takes no gradient, x does: dx is an fp8 matmul with the
-    same weight, which is transposed for the time of that matmul alone. So adapters (LoRA) train over
-    it, and no copy of the weight in 16 bits exists.
+    x is quantized at each call. x has a gradient, the weight has none: dx is an fp8 matmul with the
+    same weight, which is transposed only during that matmul. So adapters (LoRA) train over it without
+    a 16-bit copy of the weight.
 
-    The state_dict has `weight` in fp8, `bias`, and `weight_scale_inv`, by which fp8 values are
-    multiplied, in the shape that the fp8 checkpoints of Hugging Face have for blocks:
-    [ceil(out_features / 128), ceil(in_features / 128)]; for the other recipes it is [out_features, 1]
-    or [1]. A 16-bit weight of a checkpoint of torch.nn.Linear is quantized when it is loaded.
+    The state_dict has `weight` in fp8, `bias`, and `weight_scale_inv`, the factors of the fp8 values.
+    Blockwise these have the shape of Hugging Face's fp8 checkpoints, [ceil(out_features / 128),
+    ceil(in_features / 128)]; for the other recipes [out_features, 1] or [1]. A 16-bit weight of a
+    checkpoint of torch.nn.Linear is quantized when it is loaded.
 
     Args:
-      in_features, out_features, bias, device: as of torch.nn.Linear; sizes are multiples of 16, of 128
+      in_features, out_features, bias, device: see torch.nn.Linear; sizes are multiples of 16, of 128
         for "blockwise".
       recipe: "tensorwise", "rowwise" or "blockwise".
-      dtype: of the bias and of what the layer is called with; the default is torch's.
+      dtype: of the bias and of x; the default is torch's.
 
     Shapes:
       x: [..., in_features], bfloat16, float16 or float32, or any dtype under autocast; of the bias, if there is one.
       y: [..., out_features] of that dtype.
 
-    .to(dtype), .half() and the like cast the bias, and leave the weight as it is.
+    .to(dtype), .half() and the like cast the bias, but not the weight.
 
     Attributes:
-      handover: what may have x in fp8; `convert` sets it.
+      handover: may provide x in fp8; `convert` sets it.
 
     Raises:
       ValueError: an unknown recipe, or a size that breaks its rule.
@@ -120,7 +124,7 @@ class Float8InferenceLinear(KeepsFloat8, torch.nn.Linear):
         return layer.train(linear.training)
 
     def quantize_(self, weight: torch.Tensor) -> None:
-        """Takes the values of a weight [out_features, in_features] of 16 or 32 bits."""
+        """Quantizes a weight [out_features, in_features] with 16 or 32 bits into this layer."""
         values, scale = self.quantized(weight.detach(), self.recipe)
         self.weight, self.weight_scale_inv = frozen_parameter(values), frozen_parameter(scale)
 
@@ -139,7 +143,7 @@ class Float8InferenceLinear(KeepsFloat8, torch.nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         x, dtype = input, autocast_dtype(input)
-        parameters: dict[str, Any] = self._parameters  # without torch.nn.Module's search for an attribute
+        parameters: dict[str, Any] = self._parameters  # skips torch.nn.Module's search for an attribute
         if "weight" in parameters:
             weight, scale, bias = parameters["weight"], parameters["weight_scale_inv"], parameters["bias"]
         else:  # a replica of torch.nn.DataParallel
@@ -158,13 +162,13 @@ class Float8InferenceLinear(KeepsFloat8, torch.nn.Linear):
         return self
 
     def reset_parameters(self) -> None:
-        """Nothing: a frozen weight is loaded or quantized, never drawn."""
+        """Does nothing: a frozen weight is loaded or quantized, never drawn."""
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, recipe={self.recipe!r}"
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        """Quantizes a weight that is not fp8 yet."""
+        """Also loads 16-bit weights, which it quantizes."""
         weight = state_dict.get(f"{prefix}weight")
         if weight is not None and weight.dtype not in FP8:
             weight = weight.detach()

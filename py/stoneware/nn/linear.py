@@ -12,16 +12,15 @@ from stoneware.ops.matmul.api import matmul
 
 
 class Linear(torch.nn.Linear):
-    """torch.nn.Linear by `sw.matmul`: y = x @ weight.t() + bias, in bfloat16 or float16.
+    """torch.nn.Linear on `sw.matmul`: y = x @ weight.t() + bias, in bfloat16 or float16.
 
-    Arguments, parameters and state_dict are those of torch.nn.Linear, and so is torch.autocast: inside
-    it x, weight and bias are cast to its dtype. Gradients are `sw.matmul`s like y, and only
-    those that are needed are computed.
+    Arguments, parameters and state_dict are those of torch.nn.Linear. Under torch.autocast x, weight and
+    bias are cast to its dtype. Gradients are computed with `sw.matmul` too, and only if they are needed.
 
     Attributes:
       recipe: "bf16".
       fuse_wgrad_accumulation: whether the gradient of the weight is added to `weight.main_grad` in place,
-        and `weight.grad` stays None; see `stoneware.nn.main_grad`. False at first.
+        and `weight.grad` stays None; see `stoneware.nn.main_grad`. The default is False.
 
     Shapes:
       x: [..., in_features], bfloat16 or float16, or any dtype under autocast.
@@ -35,8 +34,8 @@ class Linear(torch.nn.Linear):
     fuse_wgrad_accumulation = False
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        x, weight = input, self.weight  # once: torch.nn.Module searches for it
-        if main_grad.is_wanted(self, weight):
+        x, weight = input, self.weight  # read once: torch.nn.Module searches for it
+        if main_grad.is_enabled(self, weight):
             is_quantized = self.recipe != BF16 and RECIPES[self.recipe].grad_weight is not None
             dtype = autocast_dtype(x)
             x = x if dtype is None else x.to(dtype)
@@ -68,10 +67,10 @@ class Linear(torch.nn.Linear):
 class Float8Linear(Linear):
     """A linear layer that trains in fp8; the parameters stay in 16 or 32 bits.
 
-    x, weight and the gradient of y are quantized at each use, by the recipe, with scales of the values
-    at hand. x and weight are saved for backward as they are, and quantized there again. The bias and
-    its gradient stay in the dtype of y. Where the gradient of the weight is an fp8 matmul, rows (all
-    dimensions of x but the last) that are no multiple of 16 are padded with zeros for it.
+    x, weight and the gradient of y are quantized at each use, with scales of their current values. x and
+    weight are saved for backward in 16 or 32 bits, and quantized there again. The bias and its gradient
+    stay in the dtype of y. If the gradient of the weight is an fp8 matmul, the rows (all dimensions of x
+    but the last) are padded with zeros to a multiple of 16 for it.
 
     Args:
       in_features, out_features: multiples of 16; of 128 for "blockwise".
@@ -80,7 +79,7 @@ class Float8Linear(Linear):
       device, dtype: of the parameters.
 
     Attributes:
-      fuse_wgrad_accumulation: as of `Linear`.
+      fuse_wgrad_accumulation: see `Linear`.
 
     Shapes:
       x: [..., in_features], bfloat16, float16 or float32, or any dtype under autocast.
@@ -110,7 +109,7 @@ class Float8Linear(Linear):
 
 
 def check_recipe(name: str, in_features: int, out_features: int) -> None:
-    """Raises ValueError if the name is not that of a recipe for a layer of this size."""
+    """Raises ValueError unless this is the name of a recipe that supports a layer of this size."""
     if name not in RECIPES:
         raise ValueError(f"recipe={quoted(name)} must be one of {', '.join(RECIPES)}; pass one of these")
     reason = why_not(name, in_features, out_features)

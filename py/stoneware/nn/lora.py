@@ -17,16 +17,16 @@ from stoneware.tuning import policy
 
 
 class Lora(torch.nn.Module):
-    """y = base(x) + alpha / rank * b(a(x)), of which a and b alone are trained.
+    """y = base(x) + alpha / rank * b(a(x)), where only a and b are trained.
 
-    Over a `Float8InferenceLinear` the weight is held in fp8 once; the gradient of x is an fp8 matmul
-    with it. b begins at zero, so that y begins as base(x).
+    Over a `Float8InferenceLinear` the weight exists only in fp8; the gradient of x is an fp8 matmul with
+    it. b is initialized to zero, so y is base(x) at first.
 
     Args:
-      base: the frozen layer; its parameters get requires_grad False.
-      rank: of the adapter.
-      alpha: its weight; the default is rank.
-      dtype: of the adapter; the default is the dtype that `base` is called with.
+      base: the layer, which is frozen: requires_grad of its parameters becomes False.
+      rank: rank of the adapter.
+      alpha: weight of the adapter; the default is rank.
+      dtype: dtype of the adapter; the default is that of x in `base`.
 
     Raises:
       ValueError: rank is below 1.
@@ -51,7 +51,7 @@ class Lora(torch.nn.Module):
         if type(base) is Float8InferenceLinear and self._is_plain(x):
             frozen_linear.check(x, base.weight, base.bias)
             check_is_built(base.recipe, x.dtype, x.requires_grad, False, False)
-            return _Adapted.apply(
+            return _LoraFunction.apply(
                 x,
                 base.weight,
                 base.weight_scale_inv,
@@ -64,26 +64,26 @@ class Lora(torch.nn.Module):
         y, narrow = base(x), self.a(x)
         if has_hooks(self.b):
             return y + self.scaling * self.b(narrow)
-        # b's matmul is added where it is computed: a sum of its own would read and write y once more.
+        # The matmul of b adds to y; a separate sum would read and write y again.
         sums = torch.addmm(rows_of(y), rows_of(narrow), self.b.weight.t(), alpha=self.scaling)
-        # Not a view for autograd, of which FSDP's hooks warn; torch's linear shapes its own result so.
+        # Not a view for autograd, or FSDP's hooks warn; torch's linear does the same.
         return torch.ops.aten._unsafe_view(sums, y.shape)
 
     def _is_plain(self, x: torch.Tensor) -> bool:
-        """Whether the layers' calls are their matmuls, which `_Adapted` computes."""
+        """Whether the calls of the layers are only their matmuls, which `_LoraFunction` computes."""
         return (
             torch.is_grad_enabled()
             and not torch.compiler.is_dynamo_compiling()
             and autocast_dtype(x) is None
             and not is_distributed(self.a.weight)
             and not (self.base.bias is not None and self.base.bias.requires_grad)
-            and not any(has_hooks(one) for one in (self.base, self.a, self.b))
+            and not any(has_hooks(module) for module in (self.base, self.a, self.b))
         )
 
 
-class _Adapted(torch.autograd.Function):
-    """The layer as one step for autograd, which adds to what it has just computed: sums of tensors as large as y
-    and dx, each with a pass over memory, and the calls of four more steps, took as long as the fp8 matmul saves."""
+class _LoraFunction(torch.autograd.Function):
+    """The layer as one autograd function, which adds in place. Separate sums of tensors as large as y and dx, and the
+    calls of four more functions, took as long as the fp8 matmul saves."""
 
     @staticmethod
     def forward(
@@ -131,4 +131,4 @@ class _Adapted(torch.autograd.Function):
 
 
 class Adapter(torch.nn.Linear):
-    """torch's matmul, which costs the host least; a class of its own, which `convert` leaves as it is."""
+    """torch.nn.Linear, which has the least host overhead; a subclass, so `convert` leaves it alone."""

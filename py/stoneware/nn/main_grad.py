@@ -1,4 +1,4 @@
-"""Gradients of weights that are added to a buffer, `weight.main_grad`, as Megatron-LM's optimizers have it.
+"""Gradients of weights that are added to a buffer, `weight.main_grad`, for optimizers like Megatron-LM's.
 
 A matmul in 16 bits adds to the buffer as it is computed (beta = 1); an fp8 matmul is added after it.
 """
@@ -20,8 +20,8 @@ Compute = Callable[[torch.Tensor], torch.Tensor]
 """weight -> y."""
 
 
-def is_wanted(layer: torch.nn.Module, parameter: torch.Tensor) -> bool:
-    """Whether a call of the layer has a gradient of this weight that goes into its buffer."""
+def is_enabled(layer: torch.nn.Module, parameter: torch.Tensor) -> bool:
+    """Whether a call of the layer adds the gradient of this weight to its buffer."""
     return bool(layer.fuse_wgrad_accumulation) and parameter.requires_grad and torch.is_grad_enabled()
 
 
@@ -29,36 +29,36 @@ def linear(compute: Compute, x: torch.Tensor, parameter: torch.Tensor, *, is_qua
     """The matmul, whose gradient of the weight goes into `parameter.main_grad`.
 
     Args:
-      compute: of x.
+      compute: computes y of x.
       x: [..., k], in the dtype of the matmul.
       parameter: [n, k].
-      is_quantized: whether the gradient of the weight is a matmul of the recipe's, in fp8.
+      is_quantized: whether the gradient of the weight is an fp8 matmul of the recipe.
 
     Raises:
-      TypeError, ValueError: as `added`.
+      TypeError, ValueError: see `with_main_grad`.
     """
     if is_quantized:
-        return compute(added(parameter))
+        return compute(with_main_grad(parameter))
     _check(parameter)
-    return _Accumulated.apply(compute(parameter.detach()), x.detach(), parameter, parameter)
+    return _Accumulate.apply(compute(parameter.detach()), x.detach(), parameter, parameter)
 
 
-def added(parameter: torch.Tensor) -> torch.Tensor:
+def with_main_grad(parameter: torch.Tensor) -> torch.Tensor:
     """The weight, whose gradient is added to `parameter.main_grad`.
 
     `parameter.grad` stays None. If the parameter has an attribute `grad_added_to_main_grad`, it becomes True,
     and `grad` an uninitialized tensor, for hooks that wait for one.
 
     Raises:
-      ValueError: `parameter.main_grad` is missing, or no dense buffer of its shape.
-      TypeError: its dtype is not that of a parameter.
+      ValueError: `parameter.main_grad` is missing, or not a dense buffer of its shape.
+      TypeError: its dtype is not allowed for parameters.
     """
     _check(parameter)
-    return _Accumulated.apply(parameter.detach(), None, parameter, parameter)
+    return _Accumulate.apply(parameter.detach(), None, parameter, parameter)
 
 
-# As torch.compiler.disable does, which would import all of Dynamo: the backward writes to memory that no graph knows.
-linear._torchdynamo_disable = added._torchdynamo_disable = True  # type: ignore[attr-defined]
+# Like torch.compiler.disable, which would import all of Dynamo: the backward writes to memory outside of the graph.
+linear._torchdynamo_disable = with_main_grad._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _check(parameter: torch.Tensor) -> None:
@@ -67,10 +67,10 @@ def _check(parameter: torch.Tensor) -> None:
         raise ValueError(f"weight must be a plain tensor on one rank, not {type(parameter.data).__name__}; {remedy}")
     main_grad = getattr(parameter, "main_grad", None)
     if main_grad is None or main_grad.shape != parameter.shape or not main_grad.is_contiguous():
-        found = "missing" if main_grad is None else f"of shape {list(main_grad.shape)}, strides {main_grad.stride()}"
+        actual = "missing" if main_grad is None else f"of shape {list(main_grad.shape)}, strides {main_grad.stride()}"
         raise ValueError(
             f"weight.main_grad must be a contiguous tensor of the weight's shape {list(parameter.shape)}, but is "
-            f"{found}; {remedy}"
+            f"{actual}; {remedy}"
         )
     if main_grad.dtype not in FLOATS or main_grad.device != parameter.device:
         raise TypeError(
@@ -80,15 +80,15 @@ def _check(parameter: torch.Tensor) -> None:
 
 
 def _placeholder(parameter: Any) -> torch.Tensor | None:
-    """The gradient that autograd is given."""
+    """The gradient for autograd."""
     if not hasattr(parameter, "grad_added_to_main_grad"):
         return None
     parameter.grad_added_to_main_grad = True
     return torch.empty_like(parameter)
 
 
-class _Accumulated(torch.autograd.Function):
-    """y, or the weight itself if x is None; what was computed has no other gradient of the weight."""
+class _Accumulate(torch.autograd.Function):
+    """y, or the weight itself if x is None. Its backward is the only gradient of the weight."""
 
     @staticmethod
     def forward(
@@ -113,8 +113,8 @@ class _Accumulated(torch.autograd.Function):
 
 def _add_matmul(main_grad: torch.Tensor, gradient: torch.Tensor, x: torch.Tensor) -> None:
     """main_grad += gradient^T @ x, of the rows of both."""
-    rows = [one.reshape(-1, one.shape[-1]) for one in (gradient, x)]
-    gradient, x = (one if one.dtype in BITS_16 else one.bfloat16() for one in rows)
+    rows = [matrix.reshape(-1, matrix.shape[-1]) for matrix in (gradient, x)]
+    gradient, x = (matrix if matrix.dtype in BITS_16 else matrix.bfloat16() for matrix in rows)
     if main_grad.dtype == gradient.dtype:
         main_grad.addmm_(gradient.t(), x)
     elif main_grad.is_cuda and main_grad.dtype == torch.float32:

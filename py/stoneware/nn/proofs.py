@@ -1,4 +1,4 @@
-"""Proves what a module of somebody else's computes, by a trace of its own code.
+"""Proves what a module of another package computes, by a trace of its code.
 
 A module is traced with torch.fx in training and in eval mode, with and without gradients. All traces must be equal,
 and each of their operations must be one of the function to be proved. Control flow that depends on a tensor, an
@@ -29,7 +29,7 @@ _FUNCTIONAL = torch.nn.functional
 
 
 class NoProof(Exception):
-    """The module's code does not show that it computes the function; the message says why."""
+    """The module's code does not prove that it computes the function; the message has the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class SwiGLUParts:
     """The submodules of down(silu(gate(x)) * up(x)), by name.
 
     Attributes:
-      gate_up: gate and up, or the one layer that has the rows of gate, then those of up.
+      gate_up: gate and up, or a single layer with the rows of gate, then those of up.
       down: the last layer.
     """
 
@@ -54,15 +54,15 @@ def swiglu(module: torch.nn.Module) -> SwiGLUParts:
     graph = _trace(module, "forward")
     (x,) = _inputs(graph)
     down = _result(graph)
-    gated, between = _gated(module, _call_of_linear(module, down))
-    parts = SwiGLUParts(gate_up=tuple(_linear_of(module, node, x) for node in gated), down=str(down.target))
+    gate_up, inner = _gate_and_up(module, _linear_argument(module, down))
+    parts = SwiGLUParts(gate_up=tuple(_linear_name(module, node, x) for node in gate_up), down=str(down.target))
     layers = (*parts.gate_up, parts.down)
     if len({*layers}) != len(layers):
         raise NoProof("one of its layers is used twice")
-    _check_operations(graph, {x, down, *gated, *between})
-    biased = [name for name in layers if module.get_submodule(name).bias is not None]
-    if biased:
-        raise NoProof(f"{biased[0]} has a bias")
+    _check_operations(graph, {x, down, *gate_up, *inner})
+    with_bias = [name for name in layers if module.get_submodule(name).bias is not None]
+    if with_bias:
+        raise NoProof(f"{with_bias[0]} has a bias")
     return parts
 
 
@@ -97,11 +97,11 @@ def experts(module: torch.nn.Module) -> None:
     digest = _digest(eager)
     if digest not in _EXPERTS_FORWARD:
         raise NoProof(f"the code of {kind.__name__}.forward (digest {digest}) is not known")
-    wanted = {
+    required = {
         "has_gate": True, "has_bias": False, "has_post_expert_norm": False, "is_transposed": False,
         "is_concatenated": True, "_is_expert_parallel": False,
     }  # fmt: skip
-    for name, value in wanted.items():
+    for name, value in required.items():
         if getattr(module, name, value) is not value:
             raise NoProof(f"{name} is {getattr(module, name)!r}")
     if not hasattr(kind, "_apply_gate"):
@@ -122,10 +122,10 @@ def experts(module: torch.nn.Module) -> None:
         _check_operations(graph, {*_inputs(graph), _result(graph)})
     graph = _trace(module, "_apply_gate")
     (z,) = _inputs(graph)
-    gated, between = _gated(module, _result(graph))
-    if gated != [z]:
+    sources, inner = _gate_and_up(module, _result(graph))
+    if sources != [z]:
         raise NoProof("_apply_gate does not split its argument alone")
-    _check_operations(graph, {z, *between})
+    _check_operations(graph, {z, *inner})
 
 
 _EXPERTS_FORWARD = frozenset({"e7aef0c2abf5f6a2", "d52dc7c02b15aa1c"})
@@ -167,29 +167,29 @@ def _check_call(module: torch.nn.Module) -> None:
         raise NoProof(f"{type(module).__name__} has a __call__ of its own")
 
 
-class _Watched:
-    """The names that a trace reads from the module that is traced."""
+class _AttributeReads:
+    """Records the attributes that a trace reads from its module."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module, self.kind = module, type(module)
         self.names: set[str] = set()
 
-    def __enter__(self) -> _Watched:
+    def __enter__(self) -> _AttributeReads:
         names = self.names
 
         def read(module: Any, name: str) -> Any:
             names.add(name)
-            return super(watched, module).__getattribute__(name)  # type: ignore[arg-type]  # a class, made below
+            return super(recorder_class, module).__getattribute__(name)  # type: ignore[arg-type]  # a class, made below
 
-        watched = type(self.kind.__name__, (_Silent, self.kind), {"__getattribute__": read})
-        self.module.__class__ = watched
+        recorder_class = type(self.kind.__name__, (_Silent, self.kind), {"__getattribute__": read})
+        self.module.__class__ = recorder_class
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.module.__class__ = self.kind
 
     def check(self, *, is_guarded: bool) -> None:
-        """Refuses code that reads what can change; `is_guarded` says whether setting an attribute is noticed."""
+        """Refuses code that reads mutable attributes. With `is_guarded`, setting an attribute ends the proof."""
         module = self.module
         for name in self.names - _MODULE_ATTRIBUTES:
             if name.startswith("__") or hasattr(torch.nn.Module, name):
@@ -205,7 +205,7 @@ class _Watched:
 
 
 class _Silent:
-    """Keeps the class of a module from registering what is derived from it."""
+    """Hides a derived class from the module's own __init_subclass__."""
 
     def __init_subclass__(cls) -> None:
         pass
@@ -236,9 +236,9 @@ class _Tracer(torch.fx.Tracer):
         _check_call(module)
         if self.is_leaf_module(module, ""):
             return super().call_module(module, forward, args, kwargs)
-        with _Watched(module) as watched:
+        with _AttributeReads(module) as reads:
             result = super().call_module(module, forward, args, kwargs)
-        watched.check(is_guarded=False)
+        reads.check(is_guarded=False)
         return result
 
     def proxy(self, node: torch.fx.Node) -> torch.fx.Proxy:
@@ -246,14 +246,14 @@ class _Tracer(torch.fx.Tracer):
         return self.proxies[-1]
 
     def getattr(self, attr: str, value: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        found = super().getattr(attr, value, parameter_proxy_cache)
-        if isinstance(found, torch.fx.Proxy) and isinstance(value, torch.nn.Parameter):
-            return _Weight(found.node, self, value.dtype)
-        return found
+        value_or_proxy = super().getattr(attr, value, parameter_proxy_cache)
+        if isinstance(value_or_proxy, torch.fx.Proxy) and isinstance(value, torch.nn.Parameter):
+            return _Weight(value_or_proxy.node, self, value.dtype)
+        return value_or_proxy
 
 
 class _Weight(torch.fx.Proxy):
-    """A parameter, whose dtype is a value of the trace."""
+    """A parameter; its dtype is a value in the trace, not a proxy."""
 
     def __init__(self, node: torch.fx.Node, tracer: torch.fx.Tracer, dtype: torch.dtype) -> None:
         super().__init__(node, tracer)
@@ -261,28 +261,28 @@ class _Weight(torch.fx.Proxy):
 
 
 def _trace(module: torch.nn.Module, method: str) -> torch.fx.Graph:
-    """The operations of a call, which do not depend on the mode."""
+    """The operations of a call, if they do not depend on the mode."""
     _check_call(module)
     graphs = []
     for is_training in (False, True):
         for mode in (torch.no_grad, torch.enable_grad, torch.inference_mode):
-            with _unchanged(module), mode(), _without_autocast():
+            with _snapshot(module), mode(), _without_autocast():
                 for part in module.modules():
                     part.training = is_training
-                with _Watched(module) as watched:
+                with _AttributeReads(module) as reads:
                     try:
-                        graphs.append(_traced(module, method))
+                        graphs.append(_graph(module, method))
                     except NoProof:
                         raise
-                    except Exception as error:  # whatever other people's code raises that is given a proxy
+                    except Exception as error:  # code of other packages may raise anything for a proxy
                         raise NoProof(f"its code cannot be traced ({type(error).__name__})") from error
-                watched.check(is_guarded=True)
+                reads.check(is_guarded=True)
     if len({str(graph) for graph in graphs}) > 1:
         raise NoProof("what it computes depends on its mode, like a dropout")
     return graphs[0]
 
 
-def _traced(module: torch.nn.Module, method: str) -> torch.fx.Graph:
+def _graph(module: torch.nn.Module, method: str) -> torch.fx.Graph:
     tracer = _Tracer(method)
     graph = tracer.trace(module)
     if any(vars(proxy).keys() - _PROXY_ATTRIBUTES for proxy in tracer.proxies):
@@ -294,11 +294,11 @@ _PROXY_ATTRIBUTES = frozenset({"tracer", "node", "dtype", "root", "attr", "_node
 
 
 @contextmanager
-def _unchanged(module: torch.nn.Module) -> Iterator[None]:
-    """Gives each part back the attributes that it has now, and the lists and dicts among them their contents.
+def _snapshot(module: torch.nn.Module) -> Iterator[None]:
+    """Restores the attributes of each part at the end, and the contents of lists and dicts among them.
 
     Raises:
-      NoProof: another one than `training` was changed.
+      NoProof: an attribute other than `training` was changed.
     """
     parts = [*module.modules()]
     before = [({**vars(part)}, _contents(vars(part))) for part in parts]
@@ -322,9 +322,12 @@ def _unchanged(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _contents(attributes: dict[str, Any]) -> list[tuple[Any, list[Any]]]:
-    """The containers among the attributes, and what is in each."""
+    """The containers among the attributes, each with its contents."""
     containers = [value for value in attributes.values() if isinstance(value, (list, dict, set))]
-    return [(one, [*one.keys(), *one.values()] if isinstance(one, dict) else [*one]) for one in containers]
+    return [
+        (container, [*container.keys(), *container.values()] if isinstance(container, dict) else [*container])
+        for container in containers
+    ]
 
 
 def _refill(container: Any, contents: list[Any]) -> None:
@@ -376,7 +379,7 @@ def _plain_name(name: str) -> str:
 
 
 def operations(module: torch.nn.Module) -> list[str] | None:
-    """The names of the operations of the module's trace on tensors; None of torch.nn.RMSNorm, which has no trace."""
+    """The names of the tensor operations in the module's trace; None for torch.nn.RMSNorm, which has no trace."""
     if type(module) is torch.nn.RMSNorm:
         return None
     names = [_name_in_call(module, node) for node in _Tracer("forward").trace(module).nodes]
@@ -384,12 +387,12 @@ def operations(module: torch.nn.Module) -> list[str] | None:
 
 
 def checked_call(module: torch.nn.Module, x: torch.Tensor, expected: list[str] | None) -> torch.Tensor:
-    """module(x), of which the operations on tensors must be those of its trace.
+    """module(x), whose tensor operations must be those of its trace.
 
-    Code that asks whether x is a tensor does something else with a proxy.
+    Code that checks whether x is a tensor may compute something else with a proxy.
 
     Raises:
-      NoProof: they are not.
+      NoProof: the operations differ.
     """
     with _Recorder() as recorder:
         y: torch.Tensor = module(x)
@@ -408,7 +411,7 @@ def _name_in_call(module: torch.nn.Module, node: torch.fx.Node) -> str | None:
 
 
 def _inputs(graph: torch.fx.Graph) -> list[torch.fx.Node]:
-    """The one argument of the trace."""
+    """The single argument of the trace."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     if len(inputs) != 1:
         raise NoProof(f"it takes {len(inputs)} arguments, not x alone")
@@ -423,10 +426,10 @@ def _result(graph: torch.fx.Graph) -> torch.fx.Node:
     return result
 
 
-def _check_operations(graph: torch.fx.Graph, known: set[torch.fx.Node]) -> None:
+def _check_operations(graph: torch.fx.Graph, expected: set[torch.fx.Node]) -> None:
     """Refuses operations beyond those of the function."""
     for node in graph.nodes:
-        if node.op != "output" and node not in known:
+        if node.op != "output" and node not in expected:
             raise NoProof(f"it computes {_name(node)}")
 
 
@@ -434,7 +437,7 @@ def _name(node: torch.fx.Node) -> str:
     return getattr(node.target, "__name__", str(node.target))
 
 
-def _call_of_linear(module: torch.nn.Module, node: torch.fx.Node) -> torch.fx.Node:
+def _linear_argument(module: torch.nn.Module, node: torch.fx.Node) -> torch.fx.Node:
     """The argument of a call of a torch.nn.Linear."""
     is_linear = node.op == "call_module" and type(module.get_submodule(str(node.target))) is torch.nn.Linear
     if not is_linear or len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], torch.fx.Node):
@@ -442,44 +445,44 @@ def _call_of_linear(module: torch.nn.Module, node: torch.fx.Node) -> torch.fx.No
     return node.args[0]
 
 
-def _linear_of(module: torch.nn.Module, node: torch.fx.Node, x: torch.fx.Node) -> str:
-    if _call_of_linear(module, node) is not x:
+def _linear_name(module: torch.nn.Module, node: torch.fx.Node, x: torch.fx.Node) -> str:
+    if _linear_argument(module, node) is not x:
         raise NoProof(f"{node.target} does not take x itself")
     return str(node.target)
 
 
-def _gated(module: torch.nn.Module, product: torch.fx.Node) -> tuple[list[torch.fx.Node], list[torch.fx.Node]]:
-    """silu(gate) * up: the nodes of gate and up, or the one whose halves they are; and the nodes between."""
-    if not _is_call(product, "mul", torch.mul, operator.mul) or len(product.args) != 2 or product.kwargs:
-        raise NoProof(f"it computes {_name(product)} where silu(gate) * up is expected")
-    first, second = product.args
+def _gate_and_up(module: torch.nn.Module, mul: torch.fx.Node) -> tuple[list[torch.fx.Node], list[torch.fx.Node]]:
+    """silu(gate) * up: the nodes of gate and up, or the node that holds both as halves; and the nodes in between."""
+    if not _is_call(mul, "mul", torch.mul, operator.mul) or len(mul.args) != 2 or mul.kwargs:
+        raise NoProof(f"it computes {_name(mul)} where silu(gate) * up is expected")
+    first, second = mul.args
     if not isinstance(first, torch.fx.Node) or not isinstance(second, torch.fx.Node):
         raise NoProof("it multiplies by a number")
-    activated, up = (first, second) if _is_silu(module, first) else (second, first)
-    if not _is_silu(module, activated):
+    silu, up = (first, second) if _is_silu(module, first) else (second, first)
+    if not _is_silu(module, silu):
         raise NoProof(f"it computes {_name(first)} and {_name(second)}, of which neither is silu")
-    gate = activated.args[0]
+    gate = silu.args[0]
     if not isinstance(gate, torch.fx.Node):
         raise NoProof("it computes silu of a number")
     if gate.op == "call_module" and up.op == "call_module":
-        return [gate, up], [product, activated]
+        return [gate, up], [mul, silu]
     halves, chunks = _halves([gate, up])
     source = chunks[0].args[0]
     if not isinstance(source, torch.fx.Node):
         raise NoProof("it splits a number")
-    return [source], [product, activated, *halves, *chunks]
+    return [source], [mul, silu, *halves, *chunks]
 
 
 def _halves(nodes: list[torch.fx.Node]) -> tuple[list[torch.fx.Node], list[torch.fx.Node]]:
-    """The first and the second half of one chunk of the last dimension in two."""
+    """The two halves of chunk(2, dim=-1), and the node of that chunk."""
     chunks = []
     for position, half in enumerate(nodes):
         if half.op != "call_function" or half.target is not operator.getitem or half.args[1] != position:
             raise NoProof(f"it computes {_name(half)} where gate and up, in this order, are expected")
         chunk = half.args[0]
         assert isinstance(chunk, torch.fx.Node)  # of getitem
-        named = dict(zip(("chunks", "dim"), chunk.args[1:])) | chunk.kwargs
-        if not _is_call(chunk, "chunk", torch.chunk) or named != {"chunks": 2, "dim": -1}:
+        options = dict(zip(("chunks", "dim"), chunk.args[1:])) | chunk.kwargs
+        if not _is_call(chunk, "chunk", torch.chunk) or options != {"chunks": 2, "dim": -1}:
             raise NoProof(f"it computes {_name(chunk)} where chunk(2, dim=-1) is expected")
         chunks.append(chunk)
     if chunks[0] is not chunks[1]:
@@ -502,7 +505,7 @@ def _is_silu(module: torch.nn.Module, node: torch.fx.Node) -> bool:
 
 
 class _Value(NamedTuple):
-    """What a node of a norm's trace is.
+    """The meaning of a node in a norm's trace.
 
     Attributes:
       kind: "x", "weight", "dtype" (of both), "square", "mean", "mean + eps", "1 / rms", "x / rms", or "y".
@@ -529,10 +532,10 @@ class _NormTrace:
             if node.op == "output":
                 break
             self.values[node] = self._value(node)
-        found = self.values[_result(graph)]
-        if found.kind != "y" or (found.is_wide and self.dtype != torch.float32):
+        value = self.values[_result(graph)]
+        if value.kind != "y" or (value.is_wide and self.dtype != torch.float32):
             raise NoProof("its result is not the norm times the weight in the dtype of x")
-        return found.eps
+        return value.eps
 
     def _value(self, node: torch.fx.Node) -> _Value:
         is_float32 = self.dtype == torch.float32
@@ -540,53 +543,53 @@ class _NormTrace:
             return _Value("x", is_float32)
         if node.op == "get_attr" and node.target == "weight":
             return _Value("weight", is_float32)
-        arguments = [self._argument(one) for one in node.args]
-        named = {name: self._argument(one) for name, one in node.kwargs.items()}
-        found = None
+        arguments = [self._argument(argument) for argument in node.args]
+        keywords = {name: self._argument(argument) for name, argument in node.kwargs.items()}
+        value = None
         if node.op in ("call_method", "call_function") and arguments:
-            found = self._call(node, arguments, named)
-        if found is None:
+            value = self._call(node, arguments, keywords)
+        if value is None:
             raise NoProof(f"it computes {_name(node)}, which the norm does not")
-        return found
+        return value
 
-    def _argument(self, one: Any) -> Any:
-        return self.values[one] if isinstance(one, torch.fx.Node) else one
+    def _argument(self, argument: Any) -> Any:
+        return self.values[argument] if isinstance(argument, torch.fx.Node) else argument
 
-    def _call(self, node: torch.fx.Node, arguments: list[Any], named: dict[str, Any]) -> _Value | None:
-        first, *others = arguments
+    def _call(self, node: torch.fx.Node, arguments: list[Any], keywords: dict[str, Any]) -> _Value | None:
+        first, *rest = arguments
         if node.target is getattr:
-            is_dtype = others == ["dtype"] and first.kind in ("x", "weight")
+            is_dtype = rest == ["dtype"] and first.kind in ("x", "weight")
             return _Value("dtype", first.is_wide) if is_dtype else None
         if node.target is _FUNCTIONAL.rms_norm:
-            return self._norm(dict(zip(("input", "normalized_shape", "weight", "eps"), arguments)) | named)
+            return self._norm(dict(zip(("input", "normalized_shape", "weight", "eps"), arguments)) | keywords)
         if node.op == "call_method" and node.target in ("to", "float", "type_as"):
-            return self._cast(first, [*others, *named.values()], named)
+            return self._cast(first, [*rest, *keywords.values()], keywords)
         if _is_call(node, "mean", torch.mean):
-            dims = dict(zip(("dim", "keepdim"), others)) | named
+            dims = dict(zip(("dim", "keepdim"), rest)) | keywords
             is_last = dims in ({"dim": dim, "keepdim": True} for dim in (-1, (-1,), [-1]))
             return _Value("mean", True) if _kind(first) == "square" and is_last else None
-        if named:
+        if keywords:
             return None
-        if _is_call(node, "mul", torch.mul, operator.mul) and len(others) == 1:
-            return self._multiplied(first, others[0])
-        if _is_call(node, "add", torch.add, operator.add) and len(others) == 1:
-            mean, eps = (others[0], first) if isinstance(first, float) else (first, others[0])
+        if _is_call(node, "mul", torch.mul, operator.mul) and len(rest) == 1:
+            return self._multiply(first, rest[0])
+        if _is_call(node, "add", torch.add, operator.add) and len(rest) == 1:
+            mean, eps = (rest[0], first) if isinstance(first, float) else (first, rest[0])
             is_shifted = _kind(mean) == "mean" and isinstance(eps, float)
             return _Value("mean + eps", True, eps) if is_shifted else None
-        power = self._power(node, others)
+        power = self._power(node, rest)
         if power == 2 and _kind(first) == "x" and first.is_wide:
             return _Value("square", True)
         return _Value("1 / rms", True, first.eps) if power == -0.5 and _kind(first) == "mean + eps" else None
 
-    def _power(self, node: torch.fx.Node, others: list[Any]) -> float | None:
-        if _is_call(node, "pow", torch.pow, operator.pow) and len(others) == 1 and isinstance(others[0], (int, float)):
-            return others[0]
-        if others:
+    def _power(self, node: torch.fx.Node, rest: list[Any]) -> float | None:
+        if _is_call(node, "pow", torch.pow, operator.pow) and len(rest) == 1 and isinstance(rest[0], (int, float)):
+            return rest[0]
+        if rest:
             return None
         return 2 if _is_call(node, "square", torch.square) else -0.5 if _is_call(node, "rsqrt", torch.rsqrt) else None
 
-    def _multiplied(self, a: Any, b: Any) -> _Value | None:
-        values = {_kind(one): one for one in (a, b)}
+    def _multiply(self, a: Any, b: Any) -> _Value | None:
+        values = {_kind(factor): factor for factor in (a, b)}
         if a == b and _kind(a) == "x" and a.is_wide:
             return _Value("square", True)
         if values.keys() == {"x", "1 / rms"}:
@@ -603,9 +606,9 @@ class _NormTrace:
             return None
         return _Value("y", arguments["input"].is_wide, eps)
 
-    def _cast(self, source: Any, dtypes: list[Any], named: dict[str, Any]) -> _Value | None:
+    def _cast(self, source: Any, dtypes: list[Any], keywords: dict[str, Any]) -> _Value | None:
         """A cast to float32 or to the dtype of x and of the weight."""
-        if _kind(source) not in ("x", "x / rms", "weight", "y") or len(dtypes) > 1 or not {*named} <= {"dtype"}:
+        if _kind(source) not in ("x", "x / rms", "weight", "y") or len(dtypes) > 1 or not {*keywords} <= {"dtype"}:
             return None
         dtype = dtypes[0] if dtypes else torch.float32  # of float()
         if isinstance(dtype, _Value):

@@ -1,15 +1,15 @@
-"""How a linear layer is computed in fp8: which scales each of its three matmuls takes.
+"""The recipes of fp8 linear layers: the scales of each of the three matmuls.
 
     forward      y[m, n]  = x[m, k] @ w[n, k]^T
     grad_input   dx[m, k] = dy[m, n] @ w[n, k]
     grad_weight  dw[n, k] = dy[m, n]^T @ x[m, k]
 
 The tensor cores of Hopper multiply fp8 operands that are contiguous along the summed dimension, so
-dy, w and x are quantized anew in the direction of each matmul, from the values in 16 bits.
+dy, w and x are quantized again for each matmul, along its summed dimension, from the 16-bit values.
 
-The recipes mean what torchao's of the same names mean (torchao/float8/config.py); `blockwise` is that
-of the DeepSeek-V3 report (section 3.3), with its scales of 1x128 and 128x128 elements, except for dw: on Hopper two
-more casts take longer than its matmul in fp8 saves.
+The recipes have the meaning of torchao's recipes of the same names (torchao/float8/config.py). `blockwise` is the
+recipe of the DeepSeek-V3 report (section 3.3), with scales of 1x128 and 128x128 elements, except for dw: on Hopper the
+two additional casts take longer than its fp8 matmul saves.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stoneware.runtime.dtypes import DTYPE_NAMES
 
 @dataclass(frozen=True, kw_only=True)
 class Cast:
-    """How an operand becomes fp8.
+    """The cast of an operand to fp8.
 
     Attributes:
       scales: of `sw.quantize`.
@@ -72,7 +72,7 @@ RECIPES = {
 """Name -> recipe."""
 
 UNIT = 16
-"""Of in_features and out_features: fp8 rows are multiples of 16 bytes (CUDA driver API,
+"""in_features and out_features are multiples of it: fp8 rows are multiples of 16 bytes (CUDA driver API,
 cuTensorMapEncodeTiled)."""
 
 BLOCK = 128
@@ -93,8 +93,8 @@ def check_is_built(name: str, dtype: torch.dtype, needs_x: bool, needs_weight: b
     _needed_matmuls(name, dtype, (needs_x, needs_weight, needs_bias))
 
 
-# As torch.compiler.assume_constant_result does, which would import all of Dynamo: a trace calls it, and does not
-# look inside.
+# Like torch.compiler.assume_constant_result, which would import all of Dynamo: a trace calls it, but does not trace
+# into it.
 check_is_built._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -122,7 +122,7 @@ def why_not(name: str, in_features: int, out_features: int) -> str | None:
     if name == BF16:
         return None
     unit = BLOCK if RECIPES[name].forward[0].scales == "block" else UNIT
-    for what, size in (("in_features", in_features), ("out_features", out_features)):
+    for dimension, size in (("in_features", in_features), ("out_features", out_features)):
         if size % unit or size == 0:
-            return f"{what}={size} must be a positive multiple of {unit} for recipe {name!r}"
+            return f"{dimension}={size} must be a positive multiple of {unit} for recipe {name!r}"
     return None

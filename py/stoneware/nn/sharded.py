@@ -1,12 +1,12 @@
-"""Linear layers whose weight is a DTensor, as plans of torch.distributed.tensor.parallel make it.
+"""Linear layers whose weight is a DTensor, from a plan of torch.distributed.tensor.parallel.
 
-Each rank multiplies what it has, as plain tensors, and the result is a DTensor again. So operands are
-quantized with scales of a rank's own part: no amax travels, and a part has no coarser scales than the whole.
+Each rank multiplies its local tensors, and the result is a DTensor again. Operands are quantized with the scales
+of the local part: no amax is communicated, and scales are at least as fine as those of the whole.
 
     weight [n, k] is      x [..., k]       y [..., n]    dx
     Shard(0)              Replicate        Shard(-1)     Partial
     Shard(1)              Shard(-1)        Partial       Shard(-1)
-    Replicate             any but these    as x          as x
+    Replicate             any other        like x        like x
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tens
 def linear(compute: Compute, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """y = x @ weight.t() + bias, of DTensors of one mesh.
 
-    x is redistributed as the weight needs it. Where the weight is cut along k, y is Partial, and the bias is
-    added to it by torch.
+    x is redistributed as the weight needs it. If the weight is sharded along k, y is Partial, and torch adds
+    the bias.
 
     Args:
-      compute: what a rank computes.
+      compute: the call on each rank.
       x: [..., k].
       weight: [n, k].
-      bias: [n] or None, cut as the rows of the weight are.
+      bias: [n] or None, sharded like the rows of the weight.
 
     Raises:
-      TypeError: x is no DTensor.
-      ValueError: the weight is neither cut along a dimension nor replicated.
+      TypeError: x is not a DTensor.
+      ValueError: the weight is neither sharded along a dimension nor replicated.
     """
-    assert isinstance(weight, DTensor)  # the caller has seen it
+    assert isinstance(weight, DTensor)  # the caller checked it
     if not isinstance(x, DTensor):
         raise TypeError(
             f"x is a {type(x).__name__} and weight a DTensor, both must be DTensors; parallelize the layer with "
@@ -74,5 +74,5 @@ def _cut(x: Placement, weight: Placement, last: int) -> tuple[Placement, Placeme
 
 
 def _local_bias(bias: torch.Tensor | None, placements: tuple[Placement, ...]) -> torch.Tensor:
-    assert isinstance(bias, DTensor)  # as the weight is
+    assert isinstance(bias, DTensor)  # like the weight
     return bias.to_local(grad_placements=placements)
