@@ -39,7 +39,7 @@ class Matmul:
       layout: layout of left and right, like a problem's.
       a_dtype, b_dtype: dtypes of left and right.
       out_dtype: dtype of the result.
-      scales: of scaled_mm and grouped_mm in fp8, like a problem's.
+      scales: like a problem's, for the fp8 operands of a layer; otherwise empty.
     """
 
     op: str
@@ -61,7 +61,7 @@ class Matmul:
 
 
 def matmuls(
-    op: str, *, dtypes: tuple[str, str, str], layout: str, scales: str = "", needs_input_grad: frozenset[str]
+    op: str, *, dtypes: tuple[str, str, str], layout: str, needs_input_grad: frozenset[str]
 ) -> tuple[Matmul, ...]:
     """The matmuls of a call, its own first.
 
@@ -69,21 +69,16 @@ def matmuls(
       op: "matmul", "scaled_mm" or "grouped_mm".
       dtypes: of a, of b, and of the result and the bias.
       layout: of a and b, like a problem's.
-      scales: like a problem's for operands in fp8, otherwise empty.
       needs_input_grad: the inputs that need a gradient.
 
     Raises:
       ValueError: the op has no gradient of one of them.
     """
     gradients = {"matmul": _matmul_gradients, "grouped_mm": _matmul_gradients, "scaled_mm": _scale_gradients}
-    allowed = {
-        "matmul": {"a", "b", "bias"},
-        "grouped_mm": set() if scales else {"a", "b"},
-        "scaled_mm": {"scale_a", "scale_b", "bias"},
-    }
+    allowed = {"matmul": {"a", "b", "bias"}, "grouped_mm": {"a", "b"}, "scaled_mm": {"scale_a", "scale_b", "bias"}}
     if op not in gradients or not needs_input_grad <= allowed[op]:
         raise ValueError(
-            f"op={op!r} with scales={scales!r} has no gradients of {', '.join(sorted(needs_input_grad))}; "
+            f"op={op!r} has no gradients of {', '.join(sorted(needs_input_grad))}; "
             f"ask for those of {', '.join(sorted(allowed.get(op, ()))) or 'none'}"
         )
     a_dtype, b_dtype, out_dtype = dtypes
@@ -97,7 +92,6 @@ def matmuls(
         a_dtype=a_dtype,
         b_dtype=b_dtype,
         out_dtype=out_dtype,
-        scales=scales,
     )
     bias = Matmul(op=op, role=DBIAS, left="dc", result="dbias", a_dtype=out_dtype, out_dtype=out_dtype)
     return (forward, *gradients[op](forward, needs_input_grad), *([bias] if "bias" in needs_input_grad else []))
@@ -145,7 +139,7 @@ def linear_matmuls(
 
 def _scale_gradients(forward: Matmul, needs: frozenset[str]) -> Iterator[Matmul]:
     if needs & {"scale_a", "scale_b"}:
-        yield replace(forward, role=UNSCALED, result="ab", out_dtype="fp32", scales="tensor")
+        yield replace(forward, role=UNSCALED, result="ab", out_dtype="fp32")
     for name, other in (("scale_a", "scale_b"), ("scale_b", "scale_a")):
         if name in needs:
             dtypes = dict.fromkeys(("a_dtype", "b_dtype", "out_dtype"), "fp32")

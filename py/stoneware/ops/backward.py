@@ -110,7 +110,7 @@ def apply_below_autograd(
 
 @functools.lru_cache(maxsize=1024)
 def is_saved(
-    spec: OpSpec, needs_input_grad: tuple[bool, ...], dtypes: tuple[torch.dtype, ...], layout: str, scales: str = ""
+    spec: OpSpec, needs_input_grad: tuple[bool, ...], dtypes: tuple[torch.dtype, ...], layout: str
 ) -> tuple[bool, ...]:
     """Whether each input must be saved for the matmuls of a call's gradients; cached for each kind
     of call.
@@ -119,7 +119,7 @@ def is_saved(
       spec: of the op.
       needs_input_grad: of each input.
       dtypes: of a, of b, and of the result.
-      layout, scales: see `needs.matmuls`.
+      layout: of a and b.
 
     Raises:
       BackwardNotBuiltError: this installation was built without one of the matmuls.
@@ -129,7 +129,6 @@ def is_saved(
         spec.name,
         dtypes=(a_dtype, b_dtype, out_dtype),
         layout=layout,
-        scales=scales,
         needs_input_grad=frozenset(itertools.compress(spec.inputs, needs_input_grad)),
     )
     built_matmuls.check(matmuls)

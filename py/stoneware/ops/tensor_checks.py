@@ -98,8 +98,8 @@ def check_rank(name: str, tensor: torch.Tensor, rank: int, remedy: str) -> None:
         raise ValueError(f"{name}.shape={list(tensor.shape)} must have {rank} dimensions, not {tensor.ndim}; {remedy}")
 
 
-def check_k(op: str, a: torch.Tensor, b: torch.Tensor) -> int:
-    """Returns k; raises ValueError if the operands disagree in it. Sizes may be symbols of a trace."""
+def check_k(op: str, a: torch.Tensor, b: torch.Tensor) -> None:
+    """Raises ValueError if the operands disagree in k. Sizes may be symbols of a trace."""
     k, b_k = a.shape[-1], b.shape[-2 if b.ndim > 1 else -1]
 
     def rule() -> str:
@@ -113,7 +113,6 @@ def check_k(op: str, a: torch.Tensor, b: torch.Tensor) -> int:
         torch._check_value(k == b_k, rule)
     elif k != b_k:  # not torch's check, which imports modules for tracing
         raise ValueError(rule())
-    return k
 
 
 def check_dtype(name: str, tensor: torch.Tensor, allowed: Iterable[str], remedy: str) -> str:

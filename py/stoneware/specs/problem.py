@@ -113,7 +113,7 @@ class AnyProblem:
         rows or columns. With `in_units`, n, k and the leading dimensions must be multiples of 16 bytes too."""
         operands, result = (unit(self.a_dtype), unit(self.out_dtype)) if in_units else (1, 1)
         for name, multiple in (("m", 1), ("n", operands), ("k", operands)):
-            remedy = _PADDING[name] if multiple > 1 else "nothing is computed for none"
+            remedy = PADDING[name] if multiple > 1 else "nothing is computed for none"
             check_count(name, getattr(self, name), multiple=multiple, remedy=remedy)
         for name, spanned in _spanned(self.layout).items():
             multiple, remedy = (result, "pass an out with aligned rows") if name == "ldd" else (operands, _COPY)
@@ -126,7 +126,7 @@ class AnyProblem:
             check_choice(name, getattr(self, name), values)
 
 
-_PADDING = {"n": "pad b (and bias) with columns of zeros", "k": "pad a and b along k with zeros"}
+PADDING = {"n": "pad b (and bias) with columns of zeros", "k": "pad a and b along k with zeros"}
 _COPY = "copy the view with .contiguous() (column-major: .mT.contiguous().mT), or pad the rows of its base"
 
 
@@ -150,11 +150,6 @@ def dense(m: int, n: int, k: int, layout: str = "nt") -> dict[str, Any]:
     for name, value in sizes.items():
         check_int(name, value)
     return {**sizes, **{name: sizes[spanned] for name, spanned in _spanned(layout).items()}}
-
-
-def check_k(k: int, multiple: int) -> None:
-    """Raises ValueError unless k is a positive multiple."""
-    check_count("k", k, multiple=multiple, remedy=_PADDING["k"])
 
 
 def check_count(name: str, value: int, *, least: int = 1, least_is: str = "", multiple: int = 1, remedy: str) -> None:

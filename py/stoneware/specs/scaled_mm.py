@@ -32,9 +32,6 @@ BENCH_WEIGHTS: dict[str, tuple[int, int]] = {
 28672; DeepSeek-V3 has hidden 7168, q_lora_rank 1536, kv_lora_rank 512 + 64, 128 heads of 128 + 64,
 expert width 2048."""
 
-BENCH_M_VALUES = (1, 16, 64, 128, 512, 2048, 8192)
-"""Tokens at once, for benchmarks: from decoding one token to a prefill."""
-
 WEIGHTS: dict[str, tuple[int, int]] = {
     **BENCH_WEIGHTS,
     "llama3_70b_qkv": (10240, 8192),

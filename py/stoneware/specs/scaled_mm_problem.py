@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from stoneware.errors import quoted
 from stoneware.runtime.fast_dataclass import dataclass
-from stoneware.specs.problem import AnyProblem, check_k, dense
+from stoneware.specs.problem import PADDING, AnyProblem, check_count, dense
 
 OP = "scaled_mm"
 IN_DTYPES = ("e4m3", "e5m2")
@@ -101,7 +101,7 @@ class Problem(AnyProblem):
             )
         self.check_sizes(in_units=True)
         if self.has_block_scales:
-            check_k(self.k, BLOCK)
+            check_count("k", self.k, multiple=BLOCK, remedy=PADDING["k"])
 
     @classmethod
     def dense(

@@ -43,17 +43,7 @@ def rule(
             "keep the weight in bf16 and train it with sw.nn.Float8Linear",
         )
     is_block = _is_block(scale_a, scale_b, b.shape[1])
-    is_1d = is_block and scale_b.shape[1] == b.shape[1]
-    scales = (
-        "block_1d"
-        if is_1d
-        else "block"
-        if is_block
-        else "row"
-        if max(scale_a.numel(), scale_b.numel()) > 1
-        else "tensor"
-    )
-    saves = is_saved(SPEC, needs_input_grad, (a.dtype, b.dtype, out_dtype), "nt", scales)
+    saves = is_saved(SPEC, needs_input_grad, (a.dtype, b.dtype, out_dtype), "nt")
     shapes, has_dbias = (scale_a.shape, scale_b.shape), needs_input_grad[-1]
 
     def gradients(dc: torch.Tensor, *saved: torch.Tensor | None) -> Tensors:

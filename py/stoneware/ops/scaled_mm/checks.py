@@ -10,7 +10,6 @@ import torch
 from stoneware.ops import tensor_checks
 from stoneware.ops.backend import Plan
 from stoneware.runtime.dtypes import DTYPE_NAMES
-from stoneware.specs.problem import check_k, unit
 from stoneware.specs.scaled_mm import SPEC
 from stoneware.specs.scaled_mm_problem import BLOCK, IN_DTYPES, OUT_DTYPES, Problem, num_blocks, padded_num_blocks
 
@@ -47,7 +46,6 @@ def plan(
     tensor_checks.check_out_dtype(out_dtype, OUT_DTYPES)
     scale_a_kind, scale_b_kind = _scale_kinds(scale_a, scale_b, m, n, k)
     has_block_scales = scale_a_kind == "block_1x128"
-    check_k(k, BLOCK if has_block_scales else unit(a_dtype))
     if m == 1 and scale_b_kind == "row" and tuple(scale_a.shape) == (1, 1):
         scale_a_kind = "row"  # a single row: backends that need two scales of one kind can run it
     if bias is not None:
