@@ -7,8 +7,8 @@
     scaled_mm   c = scale_a * scale_b * ab      ab = a @ b, before the scales (unscaled)
                     + bias                      dscale_a, dscale_b = sums of dc * ab * the other scale
 
-Autograd saves and computes only these: with a frozen weight there is no wgrad and `a` is not saved; if
-the input needs no gradient there is no dgrad and `b` is not saved. Operands in fp8 have no gradients.
+Autograd saves and computes only these: a frozen weight needs neither wgrad nor a saved `a`, and an input
+without a gradient needs neither dgrad nor a saved `b`. Operands in fp8 have no gradients.
 Imports without torch.
 """
 

@@ -95,7 +95,7 @@ def _gradients(
         dx: torch.Tensor | None = frozen_linear.grad_input(dy, weight.quantized, weight.scale, recipe, is_trained=True)
         return dx, None if x is None else _gradients(recipe, dy, x, None, [])[1]
     if x is not None and RECIPES[recipe].grad_weight is not None:
-        # dw sums over the rows, which are padded with zeros, also if there are none.
+        # dw sums over the rows, which are padded with zeros; 0 rows are padded too.
         num_rows = dy.numel() // dy.shape[-1]
         if padding := -num_rows % UNIT if num_rows else UNIT:
             dx = None if weight is None else _gradients(recipe, dy, None, weight, shared[-1:])[0]

@@ -34,7 +34,7 @@ def quantize(
     every device.
 
     A unit of zeros has the scale 1. A unit with an infinity or a NaN has the scale NaN, and NaN for
-    every value, so that it cannot go unseen.
+    every value, so that it is not lost.
 
     Args:
       x: [..., m, k] bfloat16, float16 or float32; other than [m, k] for "tensor" and "row" alone, and
@@ -60,7 +60,7 @@ def quantize(
       TableError: a kernel of this installation is damaged.
       DriverError: the CUDA driver refuses.
     """
-    # Not among the checks: a plan that was made for True would be found for 1, which equals it.
+    # Not in `_check`: the key of True equals that of 1, whose call would use the cached plan.
     if transpose is not True and transpose is not False and transpose != "both":
         _refuse_value("transpose", transpose, (False, True, "both"))
     if power_of_two is not True and power_of_two is not False:
@@ -77,7 +77,7 @@ def quantize(
 
 
 _NONE = (None,) * 5
-"""The outputs, which are always allocated."""
+"""Placeholders of the outputs, which are always allocated."""
 
 
 @functools.cache
@@ -113,7 +113,7 @@ def make_plan(
 
     With `shares`, a reduction of x is among the outputs, even if it is an input (`kernels.plan`).
     """
-    tensor = _checked(x, scales, transpose, dtype)
+    tensor = _check(x, scales, transpose, dtype)
     device = tensor_checks.check_one_device([("x", tensor)])
     m, k = tensor.shape
     outputs: list[native_call.Output] = []
@@ -162,8 +162,8 @@ def _run_reference(
 def _slow(
     x: Any, scales: str, transpose: bool | str, dtype: torch.dtype, power_of_two: bool
 ) -> tuple[torch.Tensor, ...]:
-    """A call that is more than its plan: for modes and subclasses of torch, and to refuse gradients."""
-    tensor = _checked(x, scales, transpose, dtype)
+    """A call in Python: for dispatch modes and subclasses of torch.Tensor, and to refuse gradients."""
+    tensor = _check(x, scales, transpose, dtype)
     _refuse_gradient(tensor)
     if tensor_checks.is_traced([tensor]):
         return _traced(tensor, scales, transpose, dtype, power_of_two)
@@ -183,14 +183,14 @@ def _refuse_gradient(x: torch.Tensor) -> None:
         )
 
 
-def _checked(x: object, scales: str, transpose: bool | str, dtype: torch.dtype) -> torch.Tensor:
+def _check(x: object, scales: str, transpose: bool | str, dtype: torch.dtype) -> torch.Tensor:
     if not isinstance(x, torch.Tensor):
         raise TypeError(
             f"x of quantize must be a torch.Tensor, not {type(x).__name__}; wrap it with torch.as_tensor(...)"
         )
     if scales not in SCALES:
         _refuse_value("scales", scales, SCALES)
-    if dtype not in tuple(MAX):  # which need not be hashable
+    if dtype not in tuple(MAX):  # a tuple, because dtype may not be hashable
         _refuse_value("dtype", dtype, MAX)
     tensor_checks.check_memory("x", x)
     if x.dtype not in IN_DTYPES:

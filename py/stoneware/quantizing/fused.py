@@ -105,7 +105,7 @@ def _rows_plan(
     """The kernel's plan (`kernels.rows_plan`), or `run` if no kernel takes these inputs, x and factors of its k."""
     device = tensor_checks.check_one_device(inputs.items())
     x, *factors = inputs.values()
-    is_plain &= all(one.is_contiguous() and one.data_ptr() % kernels.MULTIPLE == 0 for one in factors)
+    is_plain &= all(factor.is_contiguous() and factor.data_ptr() % kernels.MULTIPLE == 0 for factor in factors)
     if (
         is_plain
         and x.numel()

@@ -43,7 +43,7 @@ _AMAX_TILE = (8, 512)
 """(rows, columns) that a program of reduce_amax reads at a time; as in BUILD.bazel."""
 
 _UNITS = {"tensor": "matrix", "row": "column", "block": "run", "block_2d": "tile"}
-"""What shares a scale, as the kernels' names have it; a row of x is a column of what is transposed."""
+"""scales -> the unit that shares a scale, in the kernels' names; a row of the transpose is a column of x."""
 
 
 def why_not(x: torch.Tensor, scales: str, dtype: str, transposes: bool, device: Device) -> str | None:
@@ -61,7 +61,7 @@ def why_not(x: torch.Tensor, scales: str, dtype: str, transposes: bool, device: 
     arch, built = aot_kernels.built_for(OP, device.compute_capability), manifest.packaged()
     variant = "rows_loop" if scales == "row" else f"tiles_{_UNITS[scales]}"
     id = "" if arch is None else _id(arch, variant, _name(x), dtype)
-    # `plan` refuses one that was removed.
+    # `plan` raises an error for a kernel that was removed.
     if id not in built.kernels and id not in built.removed:
         return (
             f"the wheel has no kernel {_name(x)} -> {dtype} with scales={scales!r} for compute capability "
@@ -107,11 +107,11 @@ def plan(
     writes, reads = shares and not transposed, shares and not plain
     # Tensor 0 is x; then the outputs; partial results are the last.
     addresses = iter([("address", position) for position in range(6)])
-    source, nothing = next(addresses), ("address", 1)
-    x8, scale = (next(addresses), next(addresses)) if plain else (nothing, nothing)
-    xt8 = next(addresses) if transposed else nothing
+    source, absent = next(addresses), ("address", 1)
+    x8, scale = (next(addresses), next(addresses)) if plain else (absent, absent)
+    xt8 = next(addresses) if transposed else absent
     unit = _UNITS[scales]
-    scale_t = next(addresses) if transposed or (writes and unit == "column") else nothing
+    scale_t = next(addresses) if transposed or (writes and unit == "column") else absent
     partial = next(addresses)
     num_tensors = partial[1]
     finds_columns = unit == "column" and has_partial(scales, transpose, shares)
@@ -129,7 +129,7 @@ def plan(
         arguments = [source, partial, x8, scale, m, k, ldx, rows_per_block, pow2]
         add(f"rows_columns_{block}", (num_partials, 1, 1), arguments)
     elif unit == "column" and plain:
-        add(f"rows_{block or 'loop'}", (m, 1, 1), [source, nothing, x8, scale, m, k, ldx, pow2])
+        add(f"rows_{block or 'loop'}", (m, 1, 1), [source, absent, x8, scale, m, k, ldx, pow2])
     if (finds_columns or unit == "matrix") and not num_partials:
         blocks, rows_per_block = amax_blocks(m, k, unit)
         num_partials = blocks[0] * (blocks[1] if unit == "matrix" else 1)
@@ -140,7 +140,7 @@ def plan(
         add("column_scales", grid, [partial, scale_t, k, num_partials, pow2])
     if transposed or unit != "column":
         arguments = [
-            source, partial if num_partials else nothing, x8, scale, xt8, scale_t,
+            source, partial if num_partials else absent, x8, scale, xt8, scale_t,
             m, k, ldx, num_partials, pow2, int(plain),
         ]  # fmt: skip
         grid = (-(-m // _TILE_ROWS[unit]), -(-k // BLOCK), 1)

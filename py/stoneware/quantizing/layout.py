@@ -1,4 +1,4 @@
-"""What quantizing gives: the kinds of scales, their shapes, and the largest values of fp8."""
+"""The kinds of scales, their shapes, and the largest values of fp8."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The specs of the ops: names, arguments, problems, heuristics and named layers. Imports without torch.
 
-Every floor above may use them. Importing this package imports no op; `spec_of` imports what it returns.
+Every floor above may use them. `spec_of` imports the module of the op; importing this package does not.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ def _fold_batch(
     left: torch.Tensor, right: torch.Tensor, d: torch.Tensor, has_bias: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A batch that shares an operand as fewer and larger matmuls, as far as strides allow. If b is shared,
-    all rows become m of one matmul; if a is shared and there is no bias, all columns become n."""
+    all rows become m of one matmul; if a is shared and bias is None, all columns become n."""
     while left.ndim > 2:
         matmul = None
         if right.stride(-3) == 0:
