@@ -82,7 +82,7 @@ def grouped_table(package, tmp_path, capsys):
             grouped_sample(GROUPED_VENDOR, 9.0),
             grouped_sample(GROUPED, 12.0),
             grouped_sample(GROUPED_VENDOR, 20.0, m=64),
-            grouped_sample(GROUPED, 20.1, m=64),
+            grouped_sample(GROUPED, 24.0, m=64),
             grouped_sample(GROUPED_VENDOR, 99.0, num_groups=32),
         ],
     )
