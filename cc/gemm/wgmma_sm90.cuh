@@ -79,55 +79,75 @@ __device__ __forceinline__ std::uint64_t Advance(std::uint64_t descriptor, int o
 template <DType kA, DType kB, int kColumns>
 struct Wgmma;
 
-// The first N registers of an instruction.
-// clang-format off
-#define STONEWARE_REGISTERS_8                                                                      \
-  "%0, %1, %2, %3, %4, %5, %6, %7"
-#define STONEWARE_REGISTERS_16                                                                     \
-  STONEWARE_REGISTERS_8                                                                            \
-  ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define STONEWARE_REGISTERS_32                                                                     \
-  STONEWARE_REGISTERS_16                                                                           \
-  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define STONEWARE_REGISTERS_48                                                                     \
-  STONEWARE_REGISTERS_32                                                                           \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define STONEWARE_REGISTERS_56                                                                     \
-  STONEWARE_REGISTERS_48                                                                           \
-  ", %48, %49, %50, %51, %52, %53, %54, %55"
-#define STONEWARE_REGISTERS_64                                                                     \
-  STONEWARE_REGISTERS_56                                                                           \
-  ", %56, %57, %58, %59, %60, %61, %62, %63"
-#define STONEWARE_REGISTERS_88                                                                     \
-  STONEWARE_REGISTERS_64                                                                           \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"               \
-  ", %80, %81, %82, %83, %84, %85, %86, %87"
-#define STONEWARE_REGISTERS_96                                                                     \
-  STONEWARE_REGISTERS_88                                                                           \
-  ", %88, %89, %90, %91, %92, %93, %94, %95"
-#define STONEWARE_REGISTERS_112                                                                    \
-  STONEWARE_REGISTERS_96                                                                           \
-  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109"               \
-  ", %110, %111"
-#define STONEWARE_REGISTERS_128                                                                    \
-  STONEWARE_REGISTERS_112                                                                          \
-  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125"           \
-  ", %126, %127"
-// clang-format on
+// The first N registers of an instruction. One with 8 more columns has four more.
+#define STONEWARE_REGISTERS_4 "%0, %1, %2, %3"
+#define STONEWARE_REGISTERS_8 STONEWARE_REGISTERS_4 ", %4, %5, %6, %7"
+#define STONEWARE_REGISTERS_12 STONEWARE_REGISTERS_8 ", %8, %9, %10, %11"
+#define STONEWARE_REGISTERS_16 STONEWARE_REGISTERS_12 ", %12, %13, %14, %15"
+#define STONEWARE_REGISTERS_20 STONEWARE_REGISTERS_16 ", %16, %17, %18, %19"
+#define STONEWARE_REGISTERS_24 STONEWARE_REGISTERS_20 ", %20, %21, %22, %23"
+#define STONEWARE_REGISTERS_28 STONEWARE_REGISTERS_24 ", %24, %25, %26, %27"
+#define STONEWARE_REGISTERS_32 STONEWARE_REGISTERS_28 ", %28, %29, %30, %31"
+#define STONEWARE_REGISTERS_36 STONEWARE_REGISTERS_32 ", %32, %33, %34, %35"
+#define STONEWARE_REGISTERS_40 STONEWARE_REGISTERS_36 ", %36, %37, %38, %39"
+#define STONEWARE_REGISTERS_44 STONEWARE_REGISTERS_40 ", %40, %41, %42, %43"
+#define STONEWARE_REGISTERS_48 STONEWARE_REGISTERS_44 ", %44, %45, %46, %47"
+#define STONEWARE_REGISTERS_52 STONEWARE_REGISTERS_48 ", %48, %49, %50, %51"
+#define STONEWARE_REGISTERS_56 STONEWARE_REGISTERS_52 ", %52, %53, %54, %55"
+#define STONEWARE_REGISTERS_60 STONEWARE_REGISTERS_56 ", %56, %57, %58, %59"
+#define STONEWARE_REGISTERS_64 STONEWARE_REGISTERS_60 ", %60, %61, %62, %63"
+#define STONEWARE_REGISTERS_68 STONEWARE_REGISTERS_64 ", %64, %65, %66, %67"
+#define STONEWARE_REGISTERS_72 STONEWARE_REGISTERS_68 ", %68, %69, %70, %71"
+#define STONEWARE_REGISTERS_76 STONEWARE_REGISTERS_72 ", %72, %73, %74, %75"
+#define STONEWARE_REGISTERS_80 STONEWARE_REGISTERS_76 ", %76, %77, %78, %79"
+#define STONEWARE_REGISTERS_84 STONEWARE_REGISTERS_80 ", %80, %81, %82, %83"
+#define STONEWARE_REGISTERS_88 STONEWARE_REGISTERS_84 ", %84, %85, %86, %87"
+#define STONEWARE_REGISTERS_92 STONEWARE_REGISTERS_88 ", %88, %89, %90, %91"
+#define STONEWARE_REGISTERS_96 STONEWARE_REGISTERS_92 ", %92, %93, %94, %95"
+#define STONEWARE_REGISTERS_100 STONEWARE_REGISTERS_96 ", %96, %97, %98, %99"
+#define STONEWARE_REGISTERS_104 STONEWARE_REGISTERS_100 ", %100, %101, %102, %103"
+#define STONEWARE_REGISTERS_108 STONEWARE_REGISTERS_104 ", %104, %105, %106, %107"
+#define STONEWARE_REGISTERS_112 STONEWARE_REGISTERS_108 ", %108, %109, %110, %111"
+#define STONEWARE_REGISTERS_116 STONEWARE_REGISTERS_112 ", %112, %113, %114, %115"
+#define STONEWARE_REGISTERS_120 STONEWARE_REGISTERS_116 ", %116, %117, %118, %119"
+#define STONEWARE_REGISTERS_124 STONEWARE_REGISTERS_120 ", %120, %121, %122, %123"
+#define STONEWARE_REGISTERS_128 STONEWARE_REGISTERS_124 ", %124, %125, %126, %127"
 
 // The operands that these registers are.
-#define STONEWARE_SUMS_8(i)                                                                  \
-  "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), "+f"(sums[i + 4]), \
-      "+f"(sums[i + 5]), "+f"(sums[i + 6]), "+f"(sums[i + 7])
-#define STONEWARE_SUMS_16(i) STONEWARE_SUMS_8(i), STONEWARE_SUMS_8(i + 8)
-#define STONEWARE_SUMS_32(i) STONEWARE_SUMS_16(i), STONEWARE_SUMS_16(i + 16)
-#define STONEWARE_SUMS_48(i) STONEWARE_SUMS_32(i), STONEWARE_SUMS_16(i + 32)
-#define STONEWARE_SUMS_56(i) STONEWARE_SUMS_48(i), STONEWARE_SUMS_8(i + 48)
-#define STONEWARE_SUMS_64(i) STONEWARE_SUMS_32(i), STONEWARE_SUMS_32(i + 32)
-#define STONEWARE_SUMS_88(i) STONEWARE_SUMS_56(i), STONEWARE_SUMS_32(i + 56)
-#define STONEWARE_SUMS_96(i) STONEWARE_SUMS_64(i), STONEWARE_SUMS_32(i + 64)
-#define STONEWARE_SUMS_112(i) STONEWARE_SUMS_64(i), STONEWARE_SUMS_48(i + 64)
-#define STONEWARE_SUMS_128(i) STONEWARE_SUMS_64(i), STONEWARE_SUMS_64(i + 64)
+#define STONEWARE_SUMS_AT(i) \
+  "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
+#define STONEWARE_SUMS_4 STONEWARE_SUMS_AT(0)
+#define STONEWARE_SUMS_8 STONEWARE_SUMS_4, STONEWARE_SUMS_AT(4)
+#define STONEWARE_SUMS_12 STONEWARE_SUMS_8, STONEWARE_SUMS_AT(8)
+#define STONEWARE_SUMS_16 STONEWARE_SUMS_12, STONEWARE_SUMS_AT(12)
+#define STONEWARE_SUMS_20 STONEWARE_SUMS_16, STONEWARE_SUMS_AT(16)
+#define STONEWARE_SUMS_24 STONEWARE_SUMS_20, STONEWARE_SUMS_AT(20)
+#define STONEWARE_SUMS_28 STONEWARE_SUMS_24, STONEWARE_SUMS_AT(24)
+#define STONEWARE_SUMS_32 STONEWARE_SUMS_28, STONEWARE_SUMS_AT(28)
+#define STONEWARE_SUMS_36 STONEWARE_SUMS_32, STONEWARE_SUMS_AT(32)
+#define STONEWARE_SUMS_40 STONEWARE_SUMS_36, STONEWARE_SUMS_AT(36)
+#define STONEWARE_SUMS_44 STONEWARE_SUMS_40, STONEWARE_SUMS_AT(40)
+#define STONEWARE_SUMS_48 STONEWARE_SUMS_44, STONEWARE_SUMS_AT(44)
+#define STONEWARE_SUMS_52 STONEWARE_SUMS_48, STONEWARE_SUMS_AT(48)
+#define STONEWARE_SUMS_56 STONEWARE_SUMS_52, STONEWARE_SUMS_AT(52)
+#define STONEWARE_SUMS_60 STONEWARE_SUMS_56, STONEWARE_SUMS_AT(56)
+#define STONEWARE_SUMS_64 STONEWARE_SUMS_60, STONEWARE_SUMS_AT(60)
+#define STONEWARE_SUMS_68 STONEWARE_SUMS_64, STONEWARE_SUMS_AT(64)
+#define STONEWARE_SUMS_72 STONEWARE_SUMS_68, STONEWARE_SUMS_AT(68)
+#define STONEWARE_SUMS_76 STONEWARE_SUMS_72, STONEWARE_SUMS_AT(72)
+#define STONEWARE_SUMS_80 STONEWARE_SUMS_76, STONEWARE_SUMS_AT(76)
+#define STONEWARE_SUMS_84 STONEWARE_SUMS_80, STONEWARE_SUMS_AT(80)
+#define STONEWARE_SUMS_88 STONEWARE_SUMS_84, STONEWARE_SUMS_AT(84)
+#define STONEWARE_SUMS_92 STONEWARE_SUMS_88, STONEWARE_SUMS_AT(88)
+#define STONEWARE_SUMS_96 STONEWARE_SUMS_92, STONEWARE_SUMS_AT(92)
+#define STONEWARE_SUMS_100 STONEWARE_SUMS_96, STONEWARE_SUMS_AT(96)
+#define STONEWARE_SUMS_104 STONEWARE_SUMS_100, STONEWARE_SUMS_AT(100)
+#define STONEWARE_SUMS_108 STONEWARE_SUMS_104, STONEWARE_SUMS_AT(104)
+#define STONEWARE_SUMS_112 STONEWARE_SUMS_108, STONEWARE_SUMS_AT(108)
+#define STONEWARE_SUMS_116 STONEWARE_SUMS_112, STONEWARE_SUMS_AT(112)
+#define STONEWARE_SUMS_120 STONEWARE_SUMS_116, STONEWARE_SUMS_AT(116)
+#define STONEWARE_SUMS_124 STONEWARE_SUMS_120, STONEWARE_SUMS_AT(120)
+#define STONEWARE_SUMS_128 STONEWARE_SUMS_124, STONEWARE_SUMS_AT(124)
 
 // `kind` is the instruction's name from the columns on, `factors` what follows scale_d: the signs
 // of a and b and, of 16 bits, that both are K-major. Operand `registers` is a, the first one after
@@ -142,7 +162,7 @@ struct Wgmma;
       "}, %" #registers ", %" #b_operand ", adds, " factors                                  \
       ";\n"                                                                                  \
       "}\n"                                                                                  \
-      : STONEWARE_SUMS_##registers(0)                                                        \
+      : STONEWARE_SUMS_##registers                                                           \
       : "l"(a), "l"(b), "r"(scale_d))
 
 #define STONEWARE_WGMMA(columns, registers, b_operand, scale)                                      \
@@ -171,15 +191,37 @@ struct Wgmma;
     }                                                                                              \
   }
 
+STONEWARE_WGMMA(8, 4, 5, 6);
 STONEWARE_WGMMA(16, 8, 9, 10);
+STONEWARE_WGMMA(24, 12, 13, 14);
 STONEWARE_WGMMA(32, 16, 17, 18);
+STONEWARE_WGMMA(40, 20, 21, 22);
+STONEWARE_WGMMA(48, 24, 25, 26);
+STONEWARE_WGMMA(56, 28, 29, 30);
 STONEWARE_WGMMA(64, 32, 33, 34);
+STONEWARE_WGMMA(72, 36, 37, 38);
+STONEWARE_WGMMA(80, 40, 41, 42);
+STONEWARE_WGMMA(88, 44, 45, 46);
 STONEWARE_WGMMA(96, 48, 49, 50);
+STONEWARE_WGMMA(104, 52, 53, 54);
 STONEWARE_WGMMA(112, 56, 57, 58);
+STONEWARE_WGMMA(120, 60, 61, 62);
 STONEWARE_WGMMA(128, 64, 65, 66);
+STONEWARE_WGMMA(136, 68, 69, 70);
+STONEWARE_WGMMA(144, 72, 73, 74);
+STONEWARE_WGMMA(152, 76, 77, 78);
+STONEWARE_WGMMA(160, 80, 81, 82);
+STONEWARE_WGMMA(168, 84, 85, 86);
 STONEWARE_WGMMA(176, 88, 89, 90);
+STONEWARE_WGMMA(184, 92, 93, 94);
 STONEWARE_WGMMA(192, 96, 97, 98);
+STONEWARE_WGMMA(200, 100, 101, 102);
+STONEWARE_WGMMA(208, 104, 105, 106);
+STONEWARE_WGMMA(216, 108, 109, 110);
 STONEWARE_WGMMA(224, 112, 113, 114);
+STONEWARE_WGMMA(232, 116, 117, 118);
+STONEWARE_WGMMA(240, 120, 121, 122);
+STONEWARE_WGMMA(248, 124, 125, 126);
 STONEWARE_WGMMA(256, 128, 129, 130);
 
 #undef STONEWARE_WGMMA
