@@ -19,7 +19,7 @@ inline constexpr unsigned kAmongWarpGroup = 12;
 
 // This block's part of the work: some tiles of d, and all or a slice of their k. There is no
 // integer division: the first load would wait for its chain of some 20 instructions.
-template <bool kSplitsK>
+template <class Shape, bool kSplitsK>
 struct KSlice {
   int splits = static_cast<int>(kSplitsK ? BlocksOfCluster() : 1);
   int rank = static_cast<int>(kSplitsK ? BlockInCluster() : 0);  // which slice of k
@@ -31,11 +31,38 @@ struct KSlice {
 
   __device__ explicit KSlice(const PersistentMmScalars& params) : num_steps(params.num_k_tiles) {
     if constexpr (kSplitsK) {
-      const int log_splits = 31 - __clz(splits);  // a power of two
-      first_step = params.num_k_tiles * rank >> log_splits;
-      num_steps = (params.num_k_tiles * (rank + 1) >> log_splits) - first_step;
+      const int log_splits = 31 - __clz(splits);  // of a power of two
+      if (Shape::kSharesColumns && splits == 3) {
+        first_step = Third(params.num_k_tiles * rank);
+        num_steps = Third(params.num_k_tiles * (rank + 1)) - first_step;
+      } else {
+        first_step = params.num_k_tiles * rank >> log_splits;
+        num_steps = (params.num_k_tiles * (rank + 1) >> log_splits) - first_step;
+      }
     }
   }
+
+  // A number divided by the splits, rounded down.
+  __device__ int Share(int number) const {
+    return splits == 3 ? Third(number) : number >> (31 - __clz(splits));
+  }
+
+ private:
+  // By a constant: a multiplication.
+  static __device__ int Third(int number) {
+    return static_cast<int>(static_cast<unsigned>(number) / 3);
+  }
+};
+
+// The groups of columns of a tile that block `rank` of a cluster stores.
+template <class Shape>
+struct ColumnShare {
+  int begin;
+  int end;
+
+  __device__ ColumnShare(const KSlice<Shape, true>& slice, int rank)
+      : begin(slice.Share(Shape::kColumnGroups * rank)),
+        end(slice.Share(Shape::kColumnGroups * (rank + 1))) {}
 };
 
 // Where a tile begins. Tiles go in bands of m, so that the operands of those that run at one time
@@ -80,7 +107,7 @@ struct SharedMemory {
       : rows(reinterpret_cast<Element*>(base)),
         columns(reinterpret_cast<Element*>(base + Shape::kColumnsAt)),
         boxes(base + Shape::kBoxesAt),
-        partial(reinterpret_cast<float*>(base + Shape::kBoxesAt)),
+        partial(reinterpret_cast<float*>(base + Shape::kPartialAt)),
         vectors(reinterpret_cast<float*>(base + Shape::kVectorsAt)),
         block_scales(reinterpret_cast<float*>(base + Shape::kBlockScalesAt)),
         full(reinterpret_cast<Mbarrier*>(base + Shape::kBarriersAt)),

@@ -14,7 +14,7 @@ namespace stoneware::gemm::sm90 {
 // Loads the block's tiles, stage after stage. Runs on a warp, of which one thread loads.
 template <class Shape, bool kSplitsK>
 __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemory<Shape>& shared,
-                          const KSlice<kSplitsK>& slice) {
+                          const KSlice<Shape, kSplitsK>& slice) {
   const bool is_loader = threadIdx.x % 32 == 0;
   if (is_loader) {
     PrefetchTensorMap(&params.b_map);
@@ -30,8 +30,14 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
     }
     if constexpr (kSplitsK) {
       shared.summed->Init(1);
-      shared.summed->ArriveAndExpect(Shape::kRows * Shape::kColumns * 4 / slice.splits *
-                                     (slice.splits - 1));
+      if constexpr (Shape::kSharesColumns) {
+        const ColumnShare<Shape> share(slice, slice.rank);
+        shared.summed->ArriveAndExpect((share.end - share.begin) * Shape::kGroupBytes *
+                                       (slice.splits - 1));
+      } else {
+        shared.summed->ArriveAndExpect(Shape::kRows * Shape::kColumns * 4 / slice.splits *
+                                       (slice.splits - 1));
+      }
     }
     FenceBarrierInit();
   }
@@ -71,7 +77,8 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
 // multiply wait for scales: addresses are advanced, and the only branch is for the scale of b.
 template <class Shape, bool kSplitsK>
 __device__ void LoadBlockScales(const typename Shape::Params& params,
-                                const SharedMemory<Shape>& shared, const KSlice<kSplitsK>& slice) {
+                                const SharedMemory<Shape>& shared,
+                                const KSlice<Shape, kSplitsK>& slice) {
   // The scales of a for a stage, chunk after chunk: each lane copies every 32nd.
   constexpr int kScales = Shape::kChunks * Shape::kColumns;
   constexpr int kCopies = kScales / 32;

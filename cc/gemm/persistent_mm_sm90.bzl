@@ -31,12 +31,20 @@ _FAMILY = kernel_family(
 _OPERAND_BYTES = {"bf16": 2, "e4m3": 1, "e5m2": 1, "fp16": 2}
 
 # Warp groups of a block -> fp32 accumulators that fit the registers of a thread (kConsumerRegisters).
-# With four warp groups a thread has too few registers for any.
-_MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 112}
+# Measured with ptxas 13.0: with two warp groups 256x160 does not spill, and 256x176 does; with three
+# 192x176 does not, 192x192 does, and 192x208 does not compile. With four warp groups a thread has too
+# few registers for any.
+_MAX_ACCUMULATORS = {1: 192, 2: 160, 3: 88}
 
 # Warp groups of a block -> blocks that may share the k of a tile. Each block stores the sums of whole
 # warps or, with two warp groups, of a warp group.
 _MAX_SPLITS = {1: 4, 2: 2, 3: 1}
+
+# The same where blocks share the columns.
+_MAX_COLUMN_SPLITS = 4
+
+# The columns of a tile that a block stores together where blocks share them.
+_GROUP_COLUMNS = 16
 
 # The sum over k, and the products of each block of a tile's k.
 _MAX_BLOCK_ACCUMULATORS = 192
@@ -46,7 +54,12 @@ _MAX_BLOCK_ACCUMULATORS = 192
 _CHUNK_BYTES = 128
 _BOX_COLUMNS = 64
 
+# kMaxSharedBytesSm90 of config.h.
+_MAX_SHARED_BYTES = 227 * 1024
+
 def _max_splits(config):
+    if config.shares == "columns":
+        return _MAX_COLUMN_SPLITS
     return _MAX_SPLITS.get(config.warp_groups, 1) if config.swap_ab else 1
 
 _FIELDS = {
@@ -64,7 +77,7 @@ _FIELDS = {
     ),
     "stages": field(
         one_of(*range(1, 17)),
-        "how many tiles of both operands are in flight; those that do not fit shared memory do not compile",
+        "how many tiles of both operands are in flight",
     ),
     "warp_groups": field(
         one_of(1, 2, 3),
@@ -77,10 +90,16 @@ _FIELDS = {
         default = False,
     ),
     "swap_ab": swap_ab_field(True),
+    "shares": field(
+        one_of("columns", "warps"),
+        "what each of the blocks that share the k of a tile stores of it: the sums of some warps, or " +
+        "groups of columns, for wide tiles, whose partial sums take the place of the stages",
+        default = "warps",
+    ),
     "max_splits": field(
         one_of(1, 2, 4),
         "how many blocks may share the k of a tile: 1 where shared memory has no room for their partial " +
-        "sums, by default what the warp groups allow",
+        "sums, by default what the warp groups allow, or 4 that share columns",
         default = _max_splits,
     ),
 }
@@ -89,8 +108,8 @@ def _rules(config):
     dtype, b_dtype, tile, warp_groups = config.dtype, config.b_dtype, config.tile, config.warp_groups
     sharing = "{} warp groups".format(warp_groups)
     k_bytes = tile[2] * _OPERAND_BYTES[dtype]
-    splits = [1, _MAX_SPLITS[warp_groups]] if config.swap_ab else [1]
-    rules = tile_rules(tile, warp_groups, sharing, _MAX_ACCUMULATORS[warp_groups]) + [
+    n_step = 8 if config.swap_ab and not config.block_scales else 16
+    rules = tile_rules(tile, warp_groups, sharing, _MAX_ACCUMULATORS[warp_groups], n_step) + [
         (
             b_dtype == dtype or (_OPERAND_BYTES[dtype] == 1 and _OPERAND_BYTES[b_dtype] == 1),
             "b_dtype must be dtype's, or both fp8, but is {} with {}; change one of them"
@@ -101,17 +120,83 @@ def _rules(config):
             "tile k must be whole swizzle atoms of {} bytes, but is {} bytes; change it"
                 .format(_CHUNK_BYTES, k_bytes),
         ),
-        (
+    ]
+    if config.shares == "columns":
+        rules += _column_rules(config)
+    else:
+        splits = [1, _MAX_SPLITS[warp_groups]] if config.swap_ab else [1]
+        rules.append((
             config.max_splits in splits,
             "max_splits must be one of {} with {} and swap_ab = {}, but is {}; choose one of them"
                 .format(", ".join([str(x) for x in splits]), sharing, config.swap_ab, config.max_splits),
-        ),
-    ]
+        ))
     if config.block_scales:
         rules += _block_scale_rules(config)
     if not config.swap_ab:
         rules += _stored_rules(config)
+    shared = _shared_bytes(config)
+    rules.append((
+        shared.block <= _MAX_SHARED_BYTES,
+        ("a block must have at most {} bytes of shared memory, but {} stages and the rest take " +
+         "{}; take fewer stages, or shrink the tile").format(_MAX_SHARED_BYTES, config.stages, shared.block),
+    ))
     return rules
+
+def _ceil_div(numerator, denominator):
+    return (numerator + denominator - 1) // denominator
+
+def _shared_bytes(config):
+    """Shared memory as PersistentMmShape (persistent_mm_sm90.h) has it.
+
+    Returns:
+      A struct: `block`, at least, with all scales and barriers; `stages_and_boxes`, the place that
+      partial sums of columns may take.
+    """
+    rows, columns, k = config.tile
+    tile_m, tile_n = (columns, rows) if config.swap_ab else (rows, columns)
+    stages = config.stages * (rows + columns) * k * _OPERAND_BYTES[config.dtype]
+    vectors = 2 * (2 * tile_n + tile_m) * 4
+    scales = config.stages * k // SCALE_BLOCK * (columns + 4) * 4 if config.block_scales else 0
+    barriers = (2 * config.stages + 1) * 8
+    fixed = stages + vectors + scales + barriers
+
+    # Boxes: a place for each, or as many as fit.
+    box = (tile_m if config.swap_ab else 64) * _BOX_COLUMNS * 2
+    wanted = box
+    least = 0
+    if not config.swap_ab:
+        boxes = rows // (64 * config.warp_groups) * _ceil_div(columns, _BOX_COLUMNS)
+        last = 64 * ((columns - 1) % _BOX_COLUMNS + 1) * 2
+        wanted = (boxes - 1) * box + last
+        least = min(box, wanted)
+    space = (_MAX_SHARED_BYTES - fixed) // config.warp_groups
+    held = 0 if tile_m < 64 else wanted if wanted <= space else space // box * box
+    partial = 0
+    if config.shares == "warps":
+        partial = rows * columns * 4 // config.max_splits * (config.max_splits - 1)
+    return struct(
+        block = fixed + max(partial, config.warp_groups * least),
+        stages_and_boxes = stages + config.warp_groups * held,
+    )
+
+def _column_rules(config):
+    groups = _ceil_div(config.tile[1], _GROUP_COLUMNS)
+    arriving = max([_ceil_div(groups, splits) * (splits - 1) for splits in [3, 4]])
+    needed = (groups + arriving) * _GROUP_COLUMNS * config.tile[0] * 4
+    place = _shared_bytes(config).stages_and_boxes
+    return [
+        (
+            config.max_splits == _MAX_COLUMN_SPLITS and not config.block_scales,
+            ("blocks that share columns must be up to {}, without block scales, but max_splits is {} and " +
+             "block_scales {}; omit both, or share warps")
+                .format(_MAX_COLUMN_SPLITS, config.max_splits, config.block_scales),
+        ),
+        (
+            needed <= place,
+            ("the stages and boxes must have place for the partial sums of the columns, {} bytes, but have " +
+             "{}; add stages, shrink the tile, or do not share columns").format(needed, place),
+        ),
+    ]
 
 def _block_scale_rules(config):
     dtype, tile = config.dtype, config.tile
@@ -173,6 +258,7 @@ def _kernel(config):
             "1x1x1",
             "{}{}x{}".format(schedule, config.warp_groups, config.stages),
             "swap" if config.swap_ab else "",
+            "columns" if config.shares == "columns" else "",
         ),
         op = config.op,
         a = config.dtype,
@@ -184,6 +270,7 @@ def _kernel(config):
             "kBlockScales": config.block_scales,
             "kMaxSplits": config.max_splits,
             "kSchedule": schedule,
+            "kSharesColumns": config.shares == "columns",
             "kStages": config.stages,
             "kWarpGroups": config.warp_groups,
         },
@@ -197,7 +284,8 @@ def _kernel(config):
             "stages": config.stages,
             "sum_chunk": 128 if config.block_scales else 0,
             "warp_groups": config.warp_groups,
-        } | ({"scales": "block"} if config.block_scales else {}),
+        } | ({"scales": "block"} if config.block_scales else {}) |
+        ({"shares": "columns"} if config.shares == "columns" else {}),
     )
 
 persistent_mm_config = config_function("persistent_mm_config", _FIELDS, _rules, _kernel)

@@ -19,7 +19,8 @@ namespace stoneware::gemm::sm90 {
 // Prefetches the first stage of b to L2, if no other block reads it. A row that begins inside a
 // line of L2 has the first line of each chunk prefetched.
 template <class Shape, bool kSplitsK>
-__device__ void FetchAhead(const typename Shape::Params& params, const KSlice<kSplitsK>& slice) {
+__device__ void FetchAhead(const typename Shape::Params& params,
+                           const KSlice<Shape, kSplitsK>& slice) {
   if (params.num_m_tiles > 1) return;
   for (int line = static_cast<int>(threadIdx.x); line < Shape::kTileN * Shape::kChunks;
        line += Shape::kConsumerThreads) {
@@ -172,7 +173,8 @@ __device__ void SumScaledTile(const SharedMemory<Shape>& shared, const Operands<
 // Runs on the warp groups that multiply.
 template <class Shape, bool kSplitsK>
 __device__ void MultiplyTiles(const typename Shape::Params& params,
-                              const SharedMemory<Shape>& shared, const KSlice<kSplitsK>& slice) {
+                              const SharedMemory<Shape>& shared,
+                              const KSlice<Shape, kSplitsK>& slice) {
   if constexpr (Shape::kFetchesAhead) FetchAhead<Shape>(params, slice);
   // Together with the loader, which has initialised the barriers.
   SyncAtNamedBarrier(Shape::kConsumerThreads + 32, kBarriersReady);
@@ -196,7 +198,13 @@ __device__ void MultiplyTiles(const typename Shape::Params& params,
     }
 
     const bool is_last_tile = tile + slice.stride >= params.num_tiles;
-    if constexpr (!kSplitsK) {
+    if constexpr (kSplitsK && Shape::kSharesColumns) {
+      const PartialColumns<Shape> partial(shared, slice);
+      partial.Exchange(shared, sums);
+      TileStore<Shape, false>(params, shared, offset, tile_idx, is_last_tile)
+          .RunShare(partial, slice);
+      partial.End();
+    } else if constexpr (!kSplitsK) {
       TileStore<Shape, Shape::kStoresBoxes>(params, shared, offset, tile_idx, is_last_tile)
           .Run(sums);
     } else if (AddPartialSums(shared, slice, sums)) {
@@ -229,12 +237,14 @@ struct PersistentMmKernel {
  private:
   template <bool kSplitsK>
   static __device__ void RunBlock(const Params& params, const SharedMemory<Shape>& shared) {
-    const KSlice<kSplitsK> slice(params);
+    const KSlice<Shape, kSplitsK> slice(params);
     const int thread = static_cast<int>(threadIdx.x);
     // Every warp arrives at the cluster's barrier before its loads and products, and so waits for
-    // nothing there. The loader arrives when its barriers are initialised.
+    // nothing there. The loader arrives when its barriers are initialised; with kSharesColumns the
+    // warps that multiply arrive when they have read the stages.
     const bool is_loader = thread / 32 == Shape::kConsumerThreads / 32;
-    if (kSplitsK && !is_loader) ArriveAtCluster();
+    const bool arrives_late = Shape::kSharesColumns && thread < Shape::kConsumerThreads;
+    if (kSplitsK && !is_loader && !arrives_late) ArriveAtCluster();
     if (thread < Shape::kConsumerThreads) {
       if constexpr (Shape::kMovesRegisters) TakeRegisters<Shape::kConsumerRegisters>();
       MultiplyTiles<Shape>(params, shared, slice);

@@ -35,8 +35,8 @@
 // docs/design/persistent_mm_sm90.md has the measurements.
 //
 // Beside what every config has (config.h), one of this family has kStages, kWarpGroups,
-// kBlockScales and kMaxSplits. This header is what the device side (persistent_mm_sm90.cuh) and the
-// host side (persistent_mm_sm90_host.h) share.
+// kBlockScales, kMaxSplits and kSharesColumns. This header is what the device side
+// (persistent_mm_sm90.cuh) and the host side (persistent_mm_sm90_host.h) share.
 
 #pragma once
 
@@ -164,7 +164,8 @@ struct PersistentMmShape {
   // Two barriers per stage, and one for partial sums.
   static constexpr int kBarrierBytes = (2 * kStages + 1) * 8;
 
-  static_assert(kOutBytes == 2 && kColumns % 16 == 0, "gemm_configs.bzl refuses such a config");
+  static_assert(kOutBytes == 2 && kColumns % (kSwapAb && !kBlockScales ? 8 : 16) == 0,
+                "gemm_configs.bzl refuses such a config");
 
   // From m = 64 on a tile is stored in boxes of 64 columns of n (128 bytes): each warp group writes
   // them to shared memory, from where TMA stores them. Columns beyond the whole boxes are a
@@ -193,20 +194,40 @@ struct PersistentMmShape {
       kStoresBoxes && kHasPlaceForEach ? kWantedBytes : kBoxes * kBoxBytes;
   static constexpr int kBoxesBytes = kWarpGroups * kGroupBoxesBytes;
 
-  // The blocks of a cluster share the warps of a tile: each warp's sums go to the block that stores
-  // them. With several warp groups one block stores a whole warp group, so that boxes stay whole.
+  // Each block of a cluster stores a part of the tile, and the others send it their sums of that
+  // part. A part is some warps' sums: with several warp groups those of a whole one, so that boxes
+  // stay whole. With kSharesColumns it is some groups of 16 columns, and k may be split three ways.
   static constexpr int kMaxSplits = Config::kMaxSplits;
-  static_assert(kMaxSplits == 1 || kMaxSplits == (kWarpGroups == 1 ? 4 : 2));
-  static constexpr bool kSplitsStoreBoxes = kStoresBoxes && kMaxSplits <= kWarpGroups;
-  static constexpr int kPartialBytes = kRows * kColumns * 4 / kMaxSplits * (kMaxSplits - 1);
+  static constexpr bool kSharesColumns = Config::kSharesColumns;
+  static_assert(kMaxSplits == 1 || kMaxSplits == (kSharesColumns || kWarpGroups == 1 ? 4 : 2));
+  static constexpr bool kSplitsStoreBoxes =
+      kStoresBoxes && !kSharesColumns && kMaxSplits <= kWarpGroups;
+
+  // Sums of warps arrive in the space of the boxes, before there are any.
+  static constexpr int kPartialBytes =
+      kSharesColumns ? 0 : kRows * kColumns * 4 / kMaxSplits * (kMaxSplits - 1);
+
+  // Sums of columns have the space of the stages and boxes, when all blocks have read their stages:
+  // those of this block, and then those that arrive. Most arrive with four splits, or with three
+  // where the groups of columns divide badly.
+  static constexpr int kColumnGroups = (kColumns + 15) / 16;
+  static constexpr int kGroupBytes = kRows * 16 * 4;
+  static constexpr int kOwnBytes = kColumnGroups * kGroupBytes;
+  static constexpr int ArrivingBytes(int splits) {
+    return (kColumnGroups - 1 + splits) / splits * (splits - 1) * kGroupBytes;
+  }
+  static constexpr int kColumnPartialBytes =
+      kOwnBytes + (ArrivingBytes(3) < ArrivingBytes(4) ? ArrivingBytes(4) : ArrivingBytes(3));
 
   // Shared memory: rows of all stages, columns of all stages, and then these.
   static constexpr int kColumnsAt = kStages * kRowStageBytes;
   static constexpr int kBoxesAt = kStagesBytes;
   static_assert(kBoxesAt % 1024 == 0, "a swizzle atom of 8 rows");
-  // Partial sums arrive in the space of the boxes, before there are any.
+  static constexpr int kPartialAt = kSharesColumns ? 0 : kBoxesAt;
   static constexpr int kVectorsAt =
       kBoxesAt + (kPartialBytes < kBoxesBytes ? kBoxesBytes : kPartialBytes);
+  static_assert(!kSharesColumns || kColumnPartialBytes <= kVectorsAt,
+                "gemm_configs.bzl refuses such a config");
   static constexpr int kBlockScalesAt = kVectorsAt + kVectorBytes;
   static constexpr int kBarriersAt = kBlockScalesAt + kBlockScaleBytes;
   static constexpr int kSharedBytes = kBarriersAt + kBarrierBytes;

@@ -29,7 +29,8 @@ struct PersistentMmHost {
   static constexpr unsigned kThreads = Shape::kThreads;
 
   static bool CanImplement(const GemmProblem& problem) {
-    const bool is_power_of_two = (problem.splits & (problem.splits - 1)) == 0;
+    const bool is_shareable =
+        Shape::kSharesColumns || (problem.splits & (problem.splits - 1)) == 0;
     const std::int64_t num_tiles =
         std::int64_t{CeilDiv(problem.m, Shape::kTileM)} * CeilDiv(problem.n, Shape::kTileN);
     // An int must hold the end of the last tile, which may lie beyond the tensor's.
@@ -38,7 +39,7 @@ struct PersistentMmHost {
     };
     return fits(problem.m, Shape::kTileM) && fits(problem.n, Shape::kTileN) &&
            fits(problem.k, Shape::kTileK) && problem.batch == 1 && problem.num_groups == 0 &&
-           HasScales(problem) && is_power_of_two && problem.splits <= Shape::kMaxSplits &&
+           HasScales(problem) && is_shareable && problem.splits <= Shape::kMaxSplits &&
            problem.splits <= CeilDiv(problem.k, Shape::kTileK) &&
            // Blocks along x are counted in an int.
            num_tiles * problem.splits <= std::numeric_limits<int>::max();

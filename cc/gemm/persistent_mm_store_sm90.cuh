@@ -16,7 +16,8 @@ namespace stoneware::gemm::sm90 {
 // Adds to this block's share of a tile what the other blocks of the cluster have summed of it, and
 // sends them theirs. Returns whether this warp has some to store. All threads that multiply call.
 template <class Shape, bool kSplitsK>
-__device__ bool AddPartialSums(const SharedMemory<Shape>& shared, const KSlice<kSplitsK>& slice,
+__device__ bool AddPartialSums(const SharedMemory<Shape>& shared,
+                               const KSlice<Shape, kSplitsK>& slice,
                                float (&sums)[Shape::kRowSteps][Shape::kSums]) {
   constexpr int kWordsOfStep = Shape::kSums / 4;  // of four sums
   constexpr int kWords = Shape::kRowSteps * kWordsOfStep;
@@ -54,6 +55,85 @@ __device__ bool AddPartialSums(const SharedMemory<Shape>& shared, const KSlice<k
   }
   return true;
 }
+
+// The partial sums of a tile whose columns are shared. Four sums of each thread are a word; a group
+// of 16 columns is word after word, and groups lie one after the other.
+template <class Shape>
+class PartialColumns {
+ public:
+  __device__ PartialColumns(const SharedMemory<Shape>& shared, const KSlice<Shape, true>& slice)
+      : slice_(slice),
+        own_(SharedAddress(shared.partial)),
+        arriving_(own_ + Shape::kOwnBytes),
+        sender_bytes_((Shape::kColumnGroups - 1 + slice.splits) / slice.splits *
+                      Shape::kGroupBytes) {}
+
+  // Sends each other block the sums that it stores. Returns when those for this one have come.
+  __device__ void Exchange(const SharedMemory<Shape>& shared,
+                           const float (&sums)[Shape::kRowSteps][Shape::kSums]) const {
+    const int thread = static_cast<int>(threadIdx.x);
+    // This warp has read its stages. Own sums are written when this block's warps have.
+    ArriveAtCluster();
+    SyncAtNamedBarrier(Shape::kConsumerThreads, kAmongConsumers);
+#pragma unroll
+    for (int block = 0; block < Shape::kColumns / 8; ++block) {
+#pragma unroll
+      for (int step = 0; step < Shape::kRowSteps; ++step) {
+        const float* const word = &sums[step][block * 4];
+        StoreShared(own_ + block / 2 * Shape::kGroupBytes + WordAt(step, block % 2), word[0],
+                    word[1], word[2], word[3]);
+      }
+    }
+    FenceSharedForTma();
+    SyncAtNamedBarrier(Shape::kConsumerThreads, kAmongConsumers);
+    WaitForClusterToArrive();
+    const int to = thread / 32;
+    if (to < slice_.splits && to != slice_.rank && thread % 32 == 0) {
+      const ColumnShare<Shape> share(slice_, to);
+      const int slot = slice_.rank - (slice_.rank > to);
+      CopyToBlock(AddressInBlock(arriving_ + slot * sender_bytes_, to),
+                  AddressInBlock(shared.summed->Address(), to),
+                  own_ + share.begin * Shape::kGroupBytes,
+                  (share.end - share.begin) * Shape::kGroupBytes);
+    }
+    shared.summed->WaitForCluster();
+    ArriveAtCluster();
+  }
+
+  // No block leaves before its sums have been copied.
+  __device__ void End() const { WaitForClusterToArrive(); }
+
+  // Adds up a word of a group of this block's share, in the order of k, so that the sums of an
+  // element do not depend on which block adds them.
+  __device__ float4 Sum(const ColumnShare<Shape>& share, int group, int step, int half) const {
+    const std::uint32_t own = own_ + group * Shape::kGroupBytes + WordAt(step, half);
+    const std::uint32_t arrived =
+        arriving_ + (group - share.begin) * Shape::kGroupBytes + WordAt(step, half);
+    float4 sum;
+#pragma unroll
+    for (int from = 0; from < Shape::kMaxSplits; ++from) {
+      if (from >= slice_.splits) break;
+      const float4 part = LoadShared(
+          from == slice_.rank ? own : arrived + (from - (from > slice_.rank)) * sender_bytes_);
+      sum.x = from == 0 ? part.x : sum.x + part.x;
+      sum.y = from == 0 ? part.y : sum.y + part.y;
+      sum.z = from == 0 ? part.z : sum.z + part.z;
+      sum.w = from == 0 ? part.w : sum.w + part.w;
+    }
+    return sum;
+  }
+
+ private:
+  // Of this thread's word, in its group.
+  static __device__ int WordAt(int step, int half) {
+    return ((step * 2 + half) * Shape::kConsumerThreads + static_cast<int>(threadIdx.x)) * 16;
+  }
+
+  const KSlice<Shape, true>& slice_;
+  const std::uint32_t own_;
+  const std::uint32_t arriving_;
+  const int sender_bytes_;
+};
 
 // A thread's part of the vectors that a tile's epilogue needs. They are read from global memory
 // before the tile is multiplied, and shared after it.
@@ -208,7 +288,8 @@ class TileStore {
         scales_a_(shared.ScalesOfA(tile_idx)),
         scales_b_(shared.ScalesOfB(tile_idx)),
         biases_(shared.Biases(tile_idx)),
-        boxes_(shared, warp_group_, tile_idx, !Shape::kSwapAb && is_last_tile) {}
+        boxes_(shared, warp_group_, tile_idx,
+               kUsesBoxes && !Shape::kSwapAb && is_last_tile) {}
 
   __device__ void Run(const float (&sums)[Shape::kRowSteps][Shape::kSums]) {
 #pragma unroll
@@ -218,6 +299,51 @@ class TileStore {
         StoreTransposed(sums[step], row);
       } else {
         StoreStraight(sums[step], row);
+      }
+    }
+  }
+
+  // Adds up and stores this block's share of the columns.
+  __device__ void RunShare(const PartialColumns<Shape>& partial,
+                           const KSlice<Shape, true>& slice) {
+    const ColumnShare<Shape> share(slice, slice.rank);
+#pragma unroll 1
+    for (int group = share.begin; group < share.end; ++group) {
+#pragma unroll
+      for (int step = 0; step < Shape::kRowSteps; ++step) {
+        const int row = (step * Shape::kWarpGroups + warp_group_) * 64 + warp_ * 16;
+        const float* const row_scales = Shape::kSwapAb ? scales_b_ : scales_a_;
+        const float* const column_scales = Shape::kSwapAb ? scales_a_ : scales_b_;
+        unsigned words[4];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float4 sum = partial.Sum(share, group, step, i);
+          const int column = group * 16 + i * 8 + 2 * quad_lane_;
+          const float2 column_scale = Pair(column_scales, column);
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int at = row + lane_ / 4 + 8 * half;
+            const float row_scale = row_scales[at];
+            const float2 pair = half == 0 ? make_float2(sum.x, sum.y) : make_float2(sum.z, sum.w);
+            if constexpr (Shape::kSwapAb) {
+              words[2 * i + half] =
+                  Pack<Shape::kOut>(column_scale.x * pair.x * row_scale + biases_[at],
+                                    column_scale.y * pair.y * row_scale + biases_[at]);
+            } else {
+              const float2 bias = Pair(biases_, column);
+              words[2 * i + half] = Pack<Shape::kOut>(row_scale * pair.x * column_scale.x + bias.x,
+                                                      row_scale * pair.y * column_scale.y + bias.y);
+            }
+          }
+        }
+        if constexpr (Shape::kSwapAb) {
+          StoreTransposedRun(words, row, group * 2);
+        } else {
+          // Lane q of the quad gets the eight n of half q % 2 of block q / 2.
+          TransposeInQuad(words, quad_lane_);
+          StoreRun(params_, offset_.m + row + quad_lane_ % 2 * 8 + lane_ / 4,
+                   offset_.n + group * 16 + quad_lane_ / 2 * 8, words);
+        }
       }
     }
   }
@@ -237,9 +363,10 @@ class TileStore {
     if constexpr (kUsesBoxes) boxes_.Begin();
 #pragma unroll
     for (int block = 0; block < Shape::kColumns / 8; block += 2) {
-      unsigned words[4];
+      unsigned words[4] = {};
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
+        if (block + i == Shape::kColumns / 8) continue;  // an odd number of blocks
         const float2 scale_a = Pair(scales_a_, (block + i) * 8 + 2 * quad_lane_);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -250,6 +377,14 @@ class TileStore {
         }
       }
       if constexpr (kUsesBoxes) {
+        if (block + 1 == Shape::kColumns / 8) {
+          // The last block alone, written twice.
+          words[2] = words[0];
+          words[3] = words[1];
+          boxes_.template Write<Shape::kBoxColumns, true>(words, block * 8 + lane_row_,
+                                                          warp_ * 2 + lane_matrix_ % 2);
+          continue;
+        }
         boxes_.template Write<Shape::kBoxColumns, true>(
             words, (block + lane_matrix_ / 2) * 8 + lane_row_, warp_ * 2 + lane_matrix_ % 2);
       } else {
@@ -268,6 +403,7 @@ class TileStore {
     // Word 2 * i + half holds row lane / 4 of block + i, n of `half`. Lane q of the quad gets the
     // eight n of half q % 2 of that row of block + q / 2.
     TransposeInQuad(words, quad_lane_);
+    if (Shape::kColumns % 16 != 0 && block + quad_lane_ / 2 == Shape::kColumns / 8) return;
     StoreRun(params_, offset_.m + (block + quad_lane_ / 2) * 8 + lane_ / 4,
              offset_.n + row + quad_lane_ % 2 * 8, words);
   }

@@ -241,6 +241,24 @@ __device__ __forceinline__ std::uint32_t AddressInBlock(std::uint32_t address, i
   return mapped;
 }
 
+// Copies bytes of shared memory to that of a block of the cluster; they arrive at its `barrier`.
+__device__ __forceinline__ void CopyToBlock(std::uint32_t address, std::uint32_t barrier,
+                                            std::uint32_t from, int num_bytes) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(address),
+      "r"(from), "r"(num_bytes), "r"(barrier)
+      : "memory");
+}
+
+// Writes 16 bytes to this block's shared memory.
+__device__ __forceinline__ void StoreShared(std::uint32_t address, float x, float y, float z,
+                                            float w) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x), "f"(y), "f"(z),
+               "f"(w)
+               : "memory");
+}
+
 // Writes 16 bytes to the shared memory of a block of the cluster; they arrive at its `barrier`.
 __device__ __forceinline__ void StoreToBlock(std::uint32_t address, std::uint32_t barrier, float x,
                                              float y, float z, float w) {

@@ -10,7 +10,7 @@ import pytest
 
 from stoneware.kernels.key import Key
 from stoneware.kernels.manifest import KernelRecord, Manifest
-from stoneware.kernels.split_k import why_not
+from stoneware.kernels.split_k import splits_to_time, why_not
 from stoneware.kernels.tile_rule import by_tile_m, fits, is_near, tiling_of
 from stoneware.specs.scaled_mm import VENDOR, preferred
 
@@ -129,6 +129,28 @@ def test_a_kernel_splits_k_as_often_as_its_config_says_and_there_are_tiles(most:
     assert why_not(record, 4096, most) is None
     assert f"must be at most {most}" in why_not(record, 4096, 2 * most)
     assert "must be at most 1" in why_not(record, 128, 2)
+
+
+def sharing_columns(*, swap_ab: bool) -> KernelRecord:
+    """Tile 128x96: of n and m, or with `swap_ab` false of m and n."""
+    record = kernel(96, "splitk")
+    return replace(record, config=record.config | {"max_splits": 4, "shares": "columns", "swap_ab": swap_ab})
+
+
+def test_only_blocks_that_share_columns_split_k_three_ways() -> None:
+    of_warps = replace(kernel(96, "splitk"), config=kernel(96, "splitk").config | {"max_splits": 4})
+    assert why_not(sharing_columns(swap_ab=True), 4096, 3) is None
+    assert "splits=3 must be a power of two" in why_not(of_warps, 4096, 3)
+    assert splits_to_time(sharing_columns(swap_ab=True), 96, 4096, 4096, 132) == [1, 2, 3, 4]
+    assert splits_to_time(of_warps, 96, 4096, 4096, 132) == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("swap_ab", "n", "worth"), [(True, 8192, [1, 2]), (False, 4224, [1, 2, 3]), (False, 8448, [1])]
+)
+def test_no_more_blocks_share_columns_than_there_are_sms(swap_ab: bool, n: int, worth: list[int]) -> None:
+    # 64 tiles of 128 of n; 44 and 88 of 96.
+    assert splits_to_time(sharing_columns(swap_ab=swap_ab), 96, n, 4096, 132) == worth
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ CONFIG_FAILURES = {
         ),
         "accumulators": (
             {"stages": 3, "tile": [192, 256, 128], "warp_groups": 3},
-            ["at most 112 accumulators with 3 warp groups", "has 128", "change how many warp groups share it"],
+            ["at most 88 accumulators with 3 warp groups", "has 128", "change how many warp groups share it"],
         ),
         "block_accumulators": (
             {"block_scales": True, "stages": 3, "tile": [64, 192, 256]},
@@ -67,8 +67,32 @@ CONFIG_FAILURES = {
             ["must have a place", "3 stages have 3, for 4", "add stages, or narrow the tile"],
         ),
         "tile_n": (
-            {"tile": [64, 24, 256]},
-            ["tile n must be a multiple of 16 up to 256", "is 24", "change the tile"],
+            {"tile": [64, 20, 256]},
+            ["tile n must be a multiple of 8 up to 256", "is 20", "change the tile"],
+        ),
+        "unswapped_tile_n": (
+            {"swap_ab": False, "tile": [64, 72, 256]},
+            ["tile n must be a multiple of 16 up to 256", "is 72", "change the tile"],
+        ),
+        "spilled_accumulators": (
+            {"stages": 3, "swap_ab": False, "tile": [256, 176, 128], "warp_groups": 2},
+            ["at most 160 accumulators with 2 warp groups", "has 176", "shrink the tile"],
+        ),
+        "shared_memory": (
+            {"stages": 8},
+            ["at most 232448 bytes of shared memory", "8 stages", "take 276104", "take fewer stages"],
+        ),
+        "columns_place": (
+            {"shares": "columns", "stages": 2, "tile": [128, 192, 128], "warp_groups": 2},
+            ["place for the partial sums of the columns", "add stages", "do not share columns"],
+        ),
+        "columns_splits": (
+            {"max_splits": 2, "shares": "columns"},
+            ["blocks that share columns must be up to 4", "max_splits is 2", "share warps"],
+        ),
+        "columns_block_scales": (
+            {"block_scales": True, "shares": "columns", "stages": 5, "tile": [64, 16, 256]},
+            ["blocks that share columns must be up to 4, without block scales", "block_scales True"],
         ),
         "tile_m": (
             {"tile": [96, 64, 256]},

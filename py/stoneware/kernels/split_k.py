@@ -19,8 +19,8 @@ _LEAST_STEPS = 2
 
 _MAX_BLOCKS_PER_SM = 2
 """So many blocks fit an SM where a kernel's stages leave room (64x16x256 with 5 of them); of the others
-one does. Where there are more, k is better not split: blocks that have all of it go from tile to tile
-without a pause."""
+one does, and of those that share columns always. Where there are more, k is better not split: blocks that
+have all of it go from tile to tile without a pause."""
 
 
 def is_split_k(kernel: KernelRecord) -> bool:
@@ -41,7 +41,19 @@ def why_not(kernel: KernelRecord, k: int, splits: int) -> str | None:
     most = _most_splits(kernel, k)
     if splits > most:
         return f"splits={splits} must be at most {most} for kernel {kernel.id!r} at k={k}"
+    if not _runs(kernel, splits):
+        power = 1 << (splits.bit_length() - 1)
+        return f"splits={splits} must be a power of two for kernel {kernel.id!r}; use splits={power}"
     return None
+
+
+def _shares_columns(kernel: KernelRecord) -> bool:
+    return kernel.config.get("shares") == "columns"
+
+
+def _runs(kernel: KernelRecord, splits: int) -> bool:
+    """Whether blocks can share a tile so: its warps only halve, its columns divide in any way."""
+    return _shares_columns(kernel) or splits & (splits - 1) == 0
 
 
 def _most_splits(kernel: KernelRecord, k: int) -> int:
@@ -56,16 +68,15 @@ def splits_to_time(kernel: KernelRecord, m: int, n: int, k: int, num_sms: int) -
     """
     if not is_split_k(kernel):
         return [1]
-    tile_n, tile_m, tile_k = kernel.config["tile"]
+    rows, columns, tile_k = kernel.config["tile"]
+    tile_m, tile_n = (columns, rows) if kernel.config.get("swap_ab") else (rows, columns)
     tiles = -(-n // tile_n) * -(-m // tile_m)
     most = min(_most_splits(kernel, k), -(-k // tile_k) // _LEAST_STEPS)
-    runs = [splits for splits in SPLITS if splits == 1 or splits <= most]
+    runs = [splits for splits in SPLITS if splits == 1 or (splits <= most and _runs(kernel, splits))]
+    at_once = num_sms * (1 if _shares_columns(kernel) else _MAX_BLOCKS_PER_SM)
     worth = [
         splits
         for splits in runs
-        if splits == 1
-        or (
-            tiles * splits <= _MAX_BLOCKS_PER_SM * num_sms and (splits == runs[-1] or tiles * splits * 2 > num_sms // 2)
-        )
+        if splits == 1 or (tiles * splits <= at_once and (splits == runs[-1] or tiles * splits * 2 > num_sms // 2))
     ]
     return worth
