@@ -80,6 +80,7 @@ struct TileOffset {
     height(n_tile, m_tile, in_band);
     n = n_tile * Shape::kTileN;
     m = (band * params.height_of_band.divisor + m_tile) * Shape::kTileM;
+    if constexpr (Shape::kFullTiles) m = min(m, max(params.m - Shape::kTileM, 0));
   }
 };
 

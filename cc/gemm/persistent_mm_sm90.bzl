@@ -96,6 +96,11 @@ _FIELDS = {
         "groups of columns, for wide tiles, whose partial sums take the place of the stages",
         default = "warps",
     ),
+    "full_tiles": field(
+        one_of(True, False),
+        "whether the last tile along m begins where it is full, so that some rows are in two tiles",
+        default = False,
+    ),
     "max_splits": field(
         one_of(1, 2, 4),
         "how many blocks may share the k of a tile: 1 where shared memory has no room for their partial " +
@@ -268,6 +273,7 @@ def _kernel(config):
         swap_ab = config.swap_ab,
         constants = {
             "kBlockScales": config.block_scales,
+            "kFullTiles": config.full_tiles,
             "kMaxSplits": config.max_splits,
             "kSchedule": schedule,
             "kSharesColumns": config.shares == "columns",

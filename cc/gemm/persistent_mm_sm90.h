@@ -35,7 +35,7 @@
 // docs/design/persistent_mm_sm90.md has the measurements.
 //
 // Beside what every config has (config.h), one of this family has kStages, kWarpGroups,
-// kBlockScales, kMaxSplits and kSharesColumns. This header is what the device side
+// kBlockScales, kFullTiles, kMaxSplits and kSharesColumns. This header is what the device side
 // (persistent_mm_sm90.cuh) and the host side (persistent_mm_sm90_host.h) share.
 
 #pragma once
@@ -105,6 +105,10 @@ struct PersistentMmShape {
   static constexpr int kOperandBytes = BytesOf(kA);
   static_assert(kOperandBytes == BytesOf(kB));
   static constexpr int kOutBytes = BytesOf(kOut);
+
+  // The last tile along m begins so early that it is full: a tile with rows beyond m can take twice
+  // as long. Rows that are in two tiles have the same bits in both.
+  static constexpr bool kFullTiles = Config::kFullTiles;
 
   // Rows and columns are those of what is computed: with swapped operands d^T.
   static constexpr bool kSwapAb = Config::kSwapAb;
