@@ -25,6 +25,83 @@ SCALED_MM_SM90 = [
 # Tiles, with their stages, that leave no room in shared memory for partial sums.
 _UNSPLIT = [((128, 192, 128), 5)]
 
+# Tiles that fit m above 96: (m, n) of the tile, stages, swap_ab, and what blocks share where some share
+# k. Stages are as many as fit, each of 128 bytes of k, and a tile has a warp group for each 64 of its m.
+# n is what m, or a half, a third and so on of m, needs. Chosen from all multiples of 8 with operands swapped, and of 16 without, each with and without
+# shared k (docs/design/persistent_mm_sm90.md).
+_FITTED_FP8 = [
+    ((64, 72), 12, True, "warps"),
+    ((64, 80), 11, True, "warps"),
+    ((64, 88), 11, True, "warps"),
+    ((64, 104), 10, True, "columns"),
+    ((64, 112), 9, True, "columns"),
+    ((64, 120), 9, True, "warps"),
+    ((64, 168), 7, True, "warps"),
+    ((128, 72), 8, True, "warps"),
+    ((128, 80), 7, True, "warps"),
+    ((128, 104), 6, True, "warps"),
+    ((128, 120), 6, True, "warps"),
+    ((128, 136), 5, True, "warps"),
+    ((128, 144), 5, True, "warps"),
+    ((128, 152), 5, True, "warps"),
+    ((128, 168), 4, True, "warps"),
+    ((128, 200), 4, True, "warps"),
+    ((192, 80), 5, True, "warps"),
+    ((192, 88), 5, True, "warps"),
+    ((128, 80), 7, False, "warps"),
+    ((128, 144), 5, False, "warps"),
+    ((128, 160), 5, False, "warps"),
+    ((192, 112), 4, False, "warps"),
+]
+
+_FITTED_16_BIT = [
+    ((64, 72), 12, True, "warps"),
+    ((64, 80), 11, True, "warps"),
+    ((64, 88), 11, True, "warps"),
+    ((64, 104), 10, True, "columns"),
+    ((64, 112), 9, True, "columns"),
+    ((64, 120), 9, True, "warps"),
+    ((64, 128), 8, True, "warps"),
+    ((64, 144), 7, True, "columns"),
+    ((64, 168), 7, True, "columns"),
+    ((64, 200), 6, True, "warps"),
+    ((64, 240), 5, True, "warps"),
+    ((128, 72), 8, True, "warps"),
+    ((128, 80), 7, True, "warps"),
+    ((128, 88), 7, True, "warps"),
+    ((128, 104), 6, True, "warps"),
+    ((128, 112), 6, True, "warps"),
+    ((128, 120), 6, True, "warps"),
+    ((128, 144), 5, True, "columns"),
+    ((128, 152), 5, True, "warps"),
+    ((128, 168), 4, True, "warps"),
+    ((192, 80), 5, True, "warps"),
+    ((192, 88), 5, True, "warps"),
+    ((192, 120), 4, True, "warps"),
+    ((128, 80), 7, False, "warps"),
+    ((128, 96), 7, False, "columns"),
+    ((128, 112), 6, False, "warps"),
+    ((128, 144), 5, False, "warps"),
+    ((128, 160), 5, False, "warps"),
+    ((128, 224), 4, False, "warps"),
+    ((192, 112), 4, False, "warps"),
+    ((192, 144), 4, False, "columns"),
+]
+
+def _fitted_config(op, dtype, out, tile, stages, swap_ab, shares):
+    return persistent_mm_config(
+        op = op,
+        dtype = dtype,
+        out = out,
+        tile = tile + ((128 if dtype == "e4m3" else 64),),
+        stages = stages,
+        warp_groups = tile[0] // 64,
+        swap_ab = swap_ab,
+        shares = shares,
+        full_tiles = True,
+        max_splits = 1 if shares == "warps" else None,
+    )
+
 # Small and middling m: of the tile, n is what m needs; stages for one block an SM or, of the first,
 # three and two. Without swapped operands those with 64 rows are for m of 64 and 128, where n / 96 or
 # n / 112 makes better use of the SMs than n / 64; the wide ones for m above 64 where the problem has
@@ -115,6 +192,14 @@ PERSISTENT_MM_SM90 = [
         ((128, 128, 64), 6, 2, False),
         ((192, 176, 64), 4, 3, False),
     ]
+] + [
+    _fitted_config("scaled_mm", "e4m3", out, tile, stages, swap_ab, shares)
+    for out in ["bf16", "fp16"]
+    for tile, stages, swap_ab, shares in _FITTED_FP8
+] + [
+    _fitted_config("matmul", dtype, dtype, tile, stages, swap_ab, shares)
+    for dtype in ["bf16", "fp16"]
+    for tile, stages, swap_ab, shares in _FITTED_16_BIT
 ]
 
 # fp8 with sums in full fp32, for what torch's kernels refuse: scales of two kinds, a bias on a result

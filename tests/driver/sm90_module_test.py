@@ -10,6 +10,7 @@ _WIDE = "scaled_mm_sm90_e4m3_e4m3_bf16_128x128x128_2x1x1_pingpong"
 _WIDE_FP16 = "scaled_mm_sm90_e4m3_e4m3_fp16_128x128x128_2x1x1_pingpong"
 _SPLIT_K = "scaled_mm_sm90_e4m3_e4m3_bf16_64x64x256_1x1x1_splitk1x6_swap"
 _SPLIT_K_TWO_GROUPS = "scaled_mm_sm90_e4m3_e4m3_bf16_128x64x128_1x1x1_splitk2x8_swap"
+_SHARES_COLUMNS = "scaled_mm_sm90_e4m3_e4m3_bf16_64x104x128_1x1x1_splitk1x10_swap_columns"
 _NO_ROOM = "scaled_mm_sm90_e4m3_e4m3_fp16_128x192x128_1x1x1_persistent2x5_swap"
 _PERSISTENT = "scaled_mm_sm90_e4m3_e4m3_bf16_128x224x128_1x1x1_persistent2x4"
 
@@ -94,6 +95,9 @@ report([fake.calls("cuLaunchKernelEx"), entries["{_WIDE}"]])
     [
         (_SPLIT_K, 1, 64, 64, ["64,64"], "16,1,1", "0,0,0", 160),
         (_SPLIT_K, 4, 64, 64, [], "64,1,1", "4,1,1", 160),
+        (_SHARES_COLUMNS, 1, 64, 104, ["64,104"], "8,1,1", "0,0,0", 160),
+        (_SHARES_COLUMNS, 3, 64, 104, [], "24,1,1", "3,1,1", 160),
+        (_SHARES_COLUMNS, 4, 64, 104, [], "32,1,1", "4,1,1", 160),
         (_SPLIT_K_TWO_GROUPS, 1, 128, 64, ["64,64"], "8,1,1", "0,0,0", 384),
         (_SPLIT_K_TWO_GROUPS, 2, 128, 64, ["64,64"], "16,1,1", "2,1,1", 384),
         (_NO_ROOM, 1, 128, 192, [], "4,1,1", "0,0,0", 384),
@@ -123,7 +127,7 @@ report([fake.calls("cuTensorMapEncodeTiled"), fake.calls("cuLaunchKernelEx")])
         # store them; a last one of 32 columns has rows of 64 bytes.
         *((str(_D), "512,100", "1280", box) for box in stored),
     ]
-    swizzles = {"64,64": _SWIZZLE_128B, "32,64": _SWIZZLE_64B}
+    swizzles = {"64,64": _SWIZZLE_128B, "64,104": _SWIZZLE_128B, "32,64": _SWIZZLE_64B}
     assert [one["swizzle"] for one in maps[2:]] == [swizzles[box] for box in stored]
     assert (launch["grid"], launch["cluster"]) == (grid, cluster)
     assert launch["block"] == f"{threads},1,1"
@@ -157,7 +161,15 @@ report([fake.calls("cuTensorMapEncodeTiled"), fake.calls("cuTensorMapReplaceAddr
 
 @pytest.mark.parametrize(
     ("kernel", "splits"),
-    [(_SPLIT_K, 3), (_SPLIT_K, 8), (_SPLIT_K_TWO_GROUPS, 4), (_NO_ROOM, 2), (_PERSISTENT, 2), (_WIDE, 2)],
+    [
+        (_SPLIT_K, 3),
+        (_SPLIT_K, 8),
+        (_SHARES_COLUMNS, 5),
+        (_SPLIT_K_TWO_GROUPS, 4),
+        (_NO_ROOM, 2),
+        (_PERSISTENT, 2),
+        (_WIDE, 2),
+    ],
 )
 def test_splits_that_a_kernel_cannot_have_are_refused(kernel: str, splits: int, run_with_fake: Any) -> None:
     # The warps of a tile are shared by up to four blocks, of two warp groups by two.
