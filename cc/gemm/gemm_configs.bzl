@@ -27,8 +27,8 @@ _UNSPLIT = [((128, 192, 128), 5)]
 
 # Tiles that fit m above 96: (m, n) of the tile, stages, swap_ab, and what blocks share where some share
 # k. Stages are as many as fit, each of 128 bytes of k, and a tile has a warp group for each 64 of its m.
-# n is what m, or a half, a third and so on of m, needs. Chosen from all multiples of 8 with operands swapped, and of 16 without, each with and without
-# shared k (docs/design/persistent_mm_sm90.md).
+# n is what m, or a half, a third and so on of m, needs. Chosen from all multiples of 8 with operands
+# swapped, and of 16 without, each with and without shared k (docs/design/persistent_mm_sm90.md).
 _FITTED_FP8 = [
     ((64, 72), 12, True, "warps"),
     ((64, 80), 11, True, "warps"),
