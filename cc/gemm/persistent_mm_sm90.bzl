@@ -250,6 +250,20 @@ def _stored_rules(config):
 
 def _kernel(config):
     schedule = "splitk" if config.max_splits > 1 else "persistent"
+    json_fields = {
+        "accumulation": "fast",
+        "cluster": (1, 1, 1),
+        "layout": "nt",
+        "max_splits": config.max_splits,
+        "schedule": schedule,
+        "stages": config.stages,
+        "sum_chunk": 128 if config.block_scales else 0,
+        "warp_groups": config.warp_groups,
+    }
+    if config.block_scales:
+        json_fields["scales"] = "block"
+    if config.shares == "columns":
+        json_fields["shares"] = "columns"
     return kernel_config(
         family = _FAMILY,
         id = join(
@@ -281,17 +295,7 @@ def _kernel(config):
             "kWarpGroups": config.warp_groups,
         },
         uses_cute = False,
-        json_fields = {
-            "accumulation": "fast",
-            "cluster": (1, 1, 1),
-            "layout": "nt",
-            "max_splits": config.max_splits,
-            "schedule": schedule,
-            "stages": config.stages,
-            "sum_chunk": 128 if config.block_scales else 0,
-            "warp_groups": config.warp_groups,
-        } | ({"scales": "block"} if config.block_scales else {}) |
-        ({"shares": "columns"} if config.shares == "columns" else {}),
+        json_fields = json_fields,
     )
 
 persistent_mm_config = config_function("persistent_mm_config", _FIELDS, _rules, _kernel)

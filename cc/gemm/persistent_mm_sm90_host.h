@@ -29,8 +29,7 @@ struct PersistentMmHost {
   static constexpr unsigned kThreads = Shape::kThreads;
 
   static bool CanImplement(const GemmProblem& problem) {
-    const bool is_shareable =
-        Shape::kSharesColumns || (problem.splits & (problem.splits - 1)) == 0;
+    const bool is_shareable = Shape::kSharesColumns || (problem.splits & (problem.splits - 1)) == 0;
     const std::int64_t num_tiles =
         std::int64_t{CeilDiv(problem.m, Shape::kTileM)} * CeilDiv(problem.n, Shape::kTileN);
     // An int must hold the end of the last tile, which may lie beyond the tensor's.

@@ -288,8 +288,7 @@ class TileStore {
         scales_a_(shared.ScalesOfA(tile_idx)),
         scales_b_(shared.ScalesOfB(tile_idx)),
         biases_(shared.Biases(tile_idx)),
-        boxes_(shared, warp_group_, tile_idx,
-               kUsesBoxes && !Shape::kSwapAb && is_last_tile) {}
+        boxes_(shared, warp_group_, tile_idx, kUsesBoxes && !Shape::kSwapAb && is_last_tile) {}
 
   __device__ void Run(const float (&sums)[Shape::kRowSteps][Shape::kSums]) {
 #pragma unroll
@@ -304,8 +303,7 @@ class TileStore {
   }
 
   // Adds up and stores this block's share of the columns.
-  __device__ void RunShare(const PartialColumns<Shape>& partial,
-                           const KSlice<Shape, true>& slice) {
+  __device__ void RunShare(const PartialColumns<Shape>& partial, const KSlice<Shape, true>& slice) {
     const ColumnShare<Shape> share(slice, slice.rank);
 #pragma unroll 1
     for (int group = share.begin; group < share.end; ++group) {

@@ -114,8 +114,7 @@ struct Wgmma;
 #define STONEWARE_REGISTERS_128 STONEWARE_REGISTERS_124 ", %124, %125, %126, %127"
 
 // The operands that these registers are.
-#define STONEWARE_SUMS_AT(i) \
-  "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
+#define STONEWARE_SUMS_AT(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
 #define STONEWARE_SUMS_4 STONEWARE_SUMS_AT(0)
 #define STONEWARE_SUMS_8 STONEWARE_SUMS_4, STONEWARE_SUMS_AT(4)
 #define STONEWARE_SUMS_12 STONEWARE_SUMS_8, STONEWARE_SUMS_AT(8)
