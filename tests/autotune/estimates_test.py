@@ -25,6 +25,7 @@ MODEL = TimeModel(
     a_bytes=1,
     b_bytes=1,
     out_bytes=2,
+    largest_m=1 << 13,
     launch_us=4.0,
     wave_us=1.0,
     step_us=0.3,
@@ -32,6 +33,14 @@ MODEL = TimeModel(
     unfilled_us=0.0002,
     byte_us=2e-7,
 )
+
+
+def test_a_model_is_not_used_beyond_twice_the_m_of_its_measurements():
+    candidates = {0: (candidate_of(BIG), MODEL._replace(largest_m=640)), 1: (candidate_of(SMALL), MODEL)}
+    near = [(0.1, Corrections(candidates, [(0, 0, 0.8, 1.0), (1, 0, 1.0, 1.0)]))]
+    for m, expected in ((1280, BIG), (1281, SMALL)):
+        best, *_ = estimates(m, 4096, 4096, near, {candidate_of(config): config for config in (BIG, SMALL)})
+        assert best.config == expected
 
 
 def test_config_that_is_fast_nowhere_near_is_not_estimated():

@@ -78,8 +78,10 @@ def models(
     for family, by_candidate in rows.items():
         fitted_before = (wheel or {}).get(family, {})
         for config in sorted(by_candidate):
+            largest_m = max(row[0] for timings in by_candidate[config].values() for row in timings)
             if config in fitted_before:
-                fitted.setdefault(family, {})[config] = fitted_before[config]
+                before = fitted_before[config]
+                fitted.setdefault(family, {})[config] = before._replace(largest_m=max(before.largest_m, largest_m))
                 continue
             shape = _shape(family, config, manifest)
             # Two kinds were measured at other times: those of both together fit no better.
@@ -91,7 +93,7 @@ def models(
                 or len({row[0] for row in timings}) < LEAST_M_VALUES
             ):
                 continue
-            model = _model(shape, sorted(timings), num_sms)
+            model = _model(shape._replace(largest_m=largest_m), sorted(timings), num_sms)
             # One with nothing but the time of rows that no operand fills would be 0 without these.
             if sum(model[-NUM_TIMES:]) > model.unfilled_us:
                 fitted.setdefault(family, {})[config] = model

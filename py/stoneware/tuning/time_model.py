@@ -72,6 +72,7 @@ class TimeModel(NamedTuple):
       slots: blocks that run at once.
       a_bytes, b_bytes, out_bytes: of an element.
       m_unit: rows of a unit of m; another product computes the last one of what is more.
+      largest_m: m of the largest measurement that it was fitted to.
       launch_us, wave_us, step_us, work_us, unfilled_us, byte_us, crossing_us, part_us: the times above, in their
         order.
     """
@@ -88,6 +89,7 @@ class TimeModel(NamedTuple):
     b_bytes: int
     out_bytes: int
     m_unit: int = 1
+    largest_m: int = 1
     launch_us: float = 0.0
     wave_us: float = 0.0
     step_us: float = 0.0
@@ -169,6 +171,10 @@ def _part_with_rows(m: int) -> float:
 
 
 NUM_TIMES = 8
+
+_MOST_BEYOND = 2
+"""How many times the m of its measurements a model is used for: far beyond, its error has no bound."""
+
 
 _RATIOS = 1e-4, 6e4
 """The least and the largest that half precision tells apart well: no measurement is that far from its model."""
@@ -305,6 +311,7 @@ def estimates(
                 config is not None
                 and model is not None
                 and (is_vendor(config) or is_near(model.tile_m, model.tile_n, largest, m, n, num_groups))
+                and m <= _MOST_BEYOND * model.largest_m
             ):
                 sums_of[position] = [config, *model.at(m, n, k, num_groups), 0.0, 0.0, 0.0, False]
     for apart, (candidates, corrections) in near:
