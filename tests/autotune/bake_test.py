@@ -305,14 +305,14 @@ def test_every_single_changed_byte_is_noticed(tmp_path):
     ],
 )
 def test_damaged_table_names_file_expectation_and_remedy(tmp_path, damage):
-    data = _table_bytes(tmp_path)
+    data, schema = _table_bytes(tmp_path), b'"schema":%d' % table_file.SCHEMA
     bad = {
         "truncated": data[: len(data) // 2],
         "header only": data.splitlines(keepends=True)[0],
         "longer": data + b"\n",
         "empty": b"",
-        "future": data.replace(b'"schema":10', b'"schema":11'),
-        "schema of another type": data.replace(b'"schema":10', b'"schema":10.0'),
+        "future": data.replace(schema, b'"schema":%d' % (table_file.SCHEMA + 1)),
+        "schema of another type": data.replace(schema, schema + b".0"),
         "past": b'{"digest":"","schema":1}\n',
         "edited": data.replace(b"1.5", b"0.5"),
         "array": b"[]",
