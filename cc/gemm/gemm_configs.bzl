@@ -88,6 +88,34 @@ _FITTED_16_BIT = [
     ((192, 144), 4, False, "columns"),
 ]
 
+# Block scales above some 64 rows: (m, n) of the tile, stages, and blocks of a cluster along n; a tile has
+# a warp group for each 64 of 128 or 192 rows, and two for 256. Chosen from 64 to 256 rows, widths in steps of
+# 16, operands swapped as well, and one or two blocks (docs/design/persistent_mm_sm90.md).
+_BLOCK_SCALES = [
+    ((128, 64), 8, 1),
+    ((128, 80), 7, 1),
+    ((128, 96), 7, 1),
+    ((128, 112), 6, 1),
+    ((128, 128), 6, 1),
+    ((128, 160), 5, 1),
+    ((128, 192), 5, 1),
+    ((128, 192), 4, 2),
+    ((192, 96), 5, 1),
+    ((192, 112), 5, 1),
+    ((256, 96), 3, 1),
+    ((256, 112), 4, 1),
+    ((256, 128), 3, 1),
+    ((256, 128), 4, 2),
+]
+
+# Slow accumulation: (m, n) of the tile, and stages.
+_SLOW = [
+    ((128, 128), 5),
+    ((128, 160), 4),
+    ((128, 192), 4),
+    ((256, 112), 3),
+]
+
 def _fitted_config(op, dtype, out, tile, stages, swap_ab, shares):
     return persistent_mm_config(
         op = op,
@@ -140,7 +168,7 @@ PERSISTENT_MM_SM90 = [
         ((192, 176, 128), 4, 3, False),
     ]
 ] + [
-    # Gradients, by a weight. Above m = 128 torch's own kernels are the faster ones.
+    # Gradients, by a weight, with fast accumulation. Above m = 128 torch's own kernels are the faster ones.
     persistent_mm_config(
         op = "scaled_mm",
         dtype = "e5m2",
@@ -173,6 +201,51 @@ PERSISTENT_MM_SM90 = [
     ]
 ] + [
     persistent_mm_config(
+        op = "scaled_mm",
+        dtype = "e4m3",
+        out = "bf16",
+        tile = tile,
+        stages = stages,
+        block_scales = True,
+        full_tiles = True,
+        max_splits = 1,
+    )
+    for tile, stages in [
+        ((64, 64, 256), 6),
+        ((64, 80, 256), 6),
+    ]
+] + [
+    persistent_mm_config(
+        op = "scaled_mm",
+        dtype = "e4m3",
+        out = "bf16",
+        tile = tile + (128,),
+        stages = stages,
+        warp_groups = 3 if tile[0] == 192 else 2,
+        block_scales = True,
+        cluster = (1, along_n, 1),
+        full_tiles = True,
+        swap_ab = False,
+    )
+    for tile, stages, along_n in _BLOCK_SCALES
+] + [
+    # Gradients, whose sums are long.
+    persistent_mm_config(
+        op = "scaled_mm",
+        dtype = dtype,
+        b_dtype = "e4m3",
+        out = "bf16",
+        tile = tile + (128,),
+        stages = stages,
+        warp_groups = 2,
+        accumulation = "slow",
+        full_tiles = True,
+        swap_ab = False,
+    )
+    for dtype in ["e4m3", "e5m2"]
+    for tile, stages in _SLOW
+] + [
+    persistent_mm_config(
         op = "matmul",
         dtype = dtype,
         out = dtype,
@@ -202,8 +275,8 @@ PERSISTENT_MM_SM90 = [
     for tile, stages, swap_ab, shares in _FITTED_16_BIT
 ]
 
-# fp8 with sums in full fp32, for what torch's kernels refuse: scales of two kinds, a bias on a result
-# in fp32. Where both run torch's are the faster ones.
+# fp8 with sums in full fp32 and results that PERSISTENT_MM_SM90 has not, or few rows: scales of two kinds, a
+# bias on a result in fp32.
 SCALED_MM_SLOW_SM90 = [
     scaled_mm_config(
         a = a,
@@ -221,7 +294,7 @@ SCALED_MM_SLOW_SM90 = [
     ]
 ]
 
-# fp8 with scales 1x128 of a and 128x128 of b: for large m; the rest is PERSISTENT_MM_SM90's.
+# fp8 with scales 1x128 of a and 128x128 of b, by CUTLASS; the rest is PERSISTENT_MM_SM90's.
 SCALED_MM_BLOCK_SM90 = [
     scaled_mm_block_config(
         a = "e4m3",

@@ -23,9 +23,11 @@ template <class Shape, bool kSplitsK>
 struct KSlice {
   int splits = static_cast<int>(kSplitsK ? BlocksOfCluster() : 1);
   int rank = static_cast<int>(kSplitsK ? BlockInCluster() : 0);  // which slice of k
-  int first_tile = static_cast<int>(kSplitsK ? ClusterInGrid() : blockIdx.x);
+  int first_tile =
+      static_cast<int>(kSplitsK || Shape::kBlocksAlongN > 1 ? ClusterInGrid() : blockIdx.x);
   // From one tile to the next.
-  int stride = static_cast<int>(kSplitsK ? ClustersOfGrid() : gridDim.x);
+  int stride =
+      static_cast<int>(kSplitsK || Shape::kBlocksAlongN > 1 ? ClustersOfGrid() : gridDim.x);
   int first_step = 0;
   int num_steps;  // tiles of k
 
@@ -78,6 +80,9 @@ struct TileOffset {
     const auto& height =
         band == params.last_band ? params.height_of_last_band : params.height_of_band;
     height(n_tile, m_tile, in_band);
+    if constexpr (Shape::kBlocksAlongN > 1) {
+      n_tile = n_tile * Shape::kBlocksAlongN + static_cast<int>(BlockInCluster());
+    }
     n = n_tile * Shape::kTileN;
     m = (band * params.height_of_band.divisor + m_tile) * Shape::kTileM;
     if constexpr (Shape::kFullTiles) m = min(m, max(params.m - Shape::kTileM, 0));
@@ -117,12 +122,19 @@ struct SharedMemory {
 
   // `tile_idx`: how many tiles the block had before this one.
   __device__ float* ScalesOfB(int tile_idx) const {
-    return vectors + tile_idx % 2 * Shape::kVectors;
+    float* const of_tile = vectors + tile_idx % 2 * Shape::kVectors;
+    if constexpr (Shape::kVectorCopies == 1) {
+      return of_tile;
+    } else {
+      return of_tile + threadIdx.x / Shape::kVectorThreads * (2 * Shape::kVectors);
+    }
   }
-  __device__ float* Biases(int tile_idx) const { return ScalesOfB(tile_idx) + Shape::kTileN; }
+  __device__ float* Biases(int tile_idx) const {
+    return ScalesOfB(tile_idx) + (Shape::kHasVectorScales ? Shape::kTileN : 0);
+  }
   __device__ float* ScalesOfA(int tile_idx) const { return Biases(tile_idx) + Shape::kTileN; }
 
-  // One scale for each column, then the one of the rows.
+  // One scale for each m, then those of b.
   __device__ float* BlockScales(int chunk) const {
     return block_scales + chunk * Shape::kChunkScales;
   }

@@ -25,8 +25,9 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
     if constexpr (Shape::kNarrowBoxes) PrefetchTensorMap(&params.narrow_d_map);
     for (int stage = 0; stage < Shape::kStages; ++stage) {
       shared.full[stage].Init(Shape::kBlockScales ? 1 + 32 : 1);
-      shared.empty[stage].Init(Shape::kBlockScales ? Shape::kConsumerThreads
-                                                   : Shape::kConsumerThreads / 32);
+      shared.empty[stage].Init(Shape::kBlockScales && !Shape::kOverlapsSums
+                                   ? Shape::kConsumerThreads
+                                   : Shape::kConsumerThreads / 32 * Shape::kBlocksAlongN);
     }
     if constexpr (kSplitsK) {
       shared.summed->Init(1);
@@ -42,7 +43,9 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
     FenceBarrierInit();
   }
   __syncwarp();
-  if constexpr (kSplitsK) ArriveAtCluster();
+  if constexpr (kSplitsK || Shape::kBlocksAlongN > 1) ArriveAtCluster();
+  // Nothing is loaded to a block whose barriers are not ready.
+  if constexpr (Shape::kBlocksAlongN > 1) WaitForClusterToArrive();
   ArriveAtNamedBarrier(Shape::kConsumerThreads + 32, kBarriersReady);
   if constexpr (Shape::kBlockScales) ArriveAtNamedBarrier(64, kBarriersReadyForScales);
 
@@ -66,7 +69,15 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
           void* const rows = shared.rows + position * Shape::kRows * Shape::kChunkElements;
           void* const columns = shared.columns + position * Shape::kColumns * Shape::kChunkElements;
           LoadBox(&params.b_map, full, b_hint, Shape::kSwapAb ? rows : columns, k, offset.n);
-          LoadBox(&params.a_map, full, a_hint, Shape::kSwapAb ? columns : rows, k, offset.m);
+          if constexpr (Shape::kBlocksAlongN > 1) {
+            constexpr int kPart = Shape::kTileM / Shape::kBlocksAlongN;
+            const int first = static_cast<int>(BlockInCluster()) * kPart;
+            LoadBoxToBlocks(&params.a_map, full, a_hint,
+                            static_cast<char*>(rows) + first * Shape::kChunkBytes, k,
+                            offset.m + first, (1 << Shape::kBlocksAlongN) - 1);
+          } else {
+            LoadBox(&params.a_map, full, a_hint, Shape::kSwapAb ? columns : rows, k, offset.m);
+          }
         }
       }
     }
@@ -80,7 +91,7 @@ __device__ void LoadBlockScales(const typename Shape::Params& params,
                                 const SharedMemory<Shape>& shared,
                                 const KSlice<Shape, kSplitsK>& slice) {
   // The scales of a for a stage, chunk after chunk: each lane copies every 32nd.
-  constexpr int kScales = Shape::kChunks * Shape::kColumns;
+  constexpr int kScales = Shape::kChunks * Shape::kTileM;
   constexpr int kCopies = kScales / 32;
   static_assert(kCopies * 32 == kScales, "gemm_configs.bzl refuses such a config");
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -95,13 +106,18 @@ __device__ void LoadBlockScales(const typename Shape::Params& params,
     for (int copy = 0; copy < kCopies; ++copy) {
       const int at = copy * 32 + lane;
       // A row beyond the last one is not stored: any scale will do.
-      const int m = min(offset.m + at % Shape::kColumns, params.m - 1);
-      const int block = first_block + at / Shape::kColumns;
+      const int m = min(offset.m + at % Shape::kTileM, params.m - 1);
+      const int block = first_block + at / Shape::kTileM;
       scales_a[copy] = params.scale_a + m * params.scale_a_stride + block * params.ld_scale_a;
     }
-    // The scale of b: a lane for each chunk.
-    const float* scale_b = params.scale_b + offset.n / Shape::kScaleBlock * params.scale_b_stride +
-                           (first_block + lane) * params.ld_scale_b;
+    // The scales of b: a lane for each, chunk after chunk.
+    const int chunk_of_b = lane / Shape::kScalesOfB;
+    int block_of_n = offset.n / Shape::kScaleBlock + lane % Shape::kScalesOfB;
+    if constexpr (Shape::kScalesOfB > 1 || Shape::kBlocksAlongN > 1) {
+      block_of_n = min(block_of_n, (params.n - 1) / Shape::kScaleBlock);
+    }
+    const float* scale_b = params.scale_b + block_of_n * params.scale_b_stride +
+                           (first_block + chunk_of_b) * params.ld_scale_b;
     int blocks_left = num_blocks - first_block;
     // Without the pragma the compiler unrolls depending on the size of the surrounding code.
 #pragma unroll 1
@@ -113,16 +129,17 @@ __device__ void LoadBlockScales(const typename Shape::Params& params,
 #pragma unroll
       for (int copy = 0; copy < kCopies; ++copy) {
         const int at = copy * 32 + lane;
-        const int chunk = at / Shape::kColumns;
+        const int chunk = at / Shape::kTileM;
         const bool is_inside = chunk < blocks_left;
-        CopyAsync(scales + chunk * Shape::kChunkScales + at % Shape::kColumns,
+        CopyAsync(scales + chunk * Shape::kChunkScales + at % Shape::kTileM,
                   is_inside ? scales_a[copy] : params.scale_a, is_inside);
         scales_a[copy] += Shape::kChunks * params.ld_scale_a;
       }
-      if (lane < Shape::kChunks) {
-        const bool is_inside = lane < blocks_left;
-        CopyAsync(scales + lane * Shape::kChunkScales + Shape::kColumns,
-                  is_inside ? scale_b : params.scale_b, is_inside);
+      if (lane < Shape::kChunks * Shape::kScalesOfB) {
+        const bool is_inside = chunk_of_b < blocks_left;
+        CopyAsync(
+            scales + chunk_of_b * Shape::kChunkScales + Shape::kTileM + lane % Shape::kScalesOfB,
+            is_inside ? scale_b : params.scale_b, is_inside);
       }
       scale_b += Shape::kChunks * params.ld_scale_b;
       blocks_left -= Shape::kChunks;

@@ -17,6 +17,7 @@ _FAMILY = kernel_family(
         "persistent_mm_load_sm90.cuh",
         "persistent_mm_sm90.cuh",
         "persistent_mm_store_sm90.cuh",
+        "persistent_mm_sum_sm90.cuh",
         "ptx_sm90.cuh",
         "ring_position_sm90.cuh",
         "transpose_sm90.cuh",
@@ -46,8 +47,9 @@ _MAX_COLUMN_SPLITS = 4
 # The columns of a tile that a block stores together where blocks share them.
 _GROUP_COLUMNS = 16
 
-# The sum over k, and the products of each block of a tile's k.
-_MAX_BLOCK_ACCUMULATORS = 192
+# Warp groups of a block -> accumulators of a thread with block scales or slow accumulation: the sum over k, and
+# the products of 64 rows with each block of a tile's k.
+_MAX_PROMOTED_ACCUMULATORS = {1: 192, 2: 192, 3: 112}
 
 # The width of an operand's chunks of k, one swizzle atom, and of a stored tile's boxes, as many bytes
 # of 16-bit elements.
@@ -101,6 +103,16 @@ _FIELDS = {
         "whether the last tile along m begins where it is full, so that some rows are in two tiles",
         default = False,
     ),
+    "cluster": field(
+        one_of((1, 1, 1), (1, 2, 1)),
+        "(1, 2, 1) for two blocks side by side along n, each of which loads half of their rows of a to both",
+        default = (1, 1, 1),
+    ),
+    "accumulation": field(
+        one_of("fast", "slow"),
+        "\"slow\" to sum in full fp32 beyond 128 of k, of fp8",
+        default = "fast",
+    ),
     "max_splits": field(
         one_of(1, 2, 4),
         "how many blocks may share the k of a tile: 1 where shared memory has no room for their partial " +
@@ -113,7 +125,7 @@ def _rules(config):
     dtype, b_dtype, tile, warp_groups = config.dtype, config.b_dtype, config.tile, config.warp_groups
     sharing = "{} warp groups".format(warp_groups)
     k_bytes = tile[2] * _OPERAND_BYTES[dtype]
-    n_step = 8 if config.swap_ab and not config.block_scales else 16
+    n_step = 8 if config.swap_ab else 16
     rules = tile_rules(tile, warp_groups, sharing, _MAX_ACCUMULATORS[warp_groups], n_step) + [
         (
             b_dtype == dtype or (_OPERAND_BYTES[dtype] == 1 and _OPERAND_BYTES[b_dtype] == 1),
@@ -137,6 +149,13 @@ def _rules(config):
         ))
     if config.block_scales:
         rules += _block_scale_rules(config)
+    if _promotes(config):
+        rules += _promoting_rules(config)
+    rules.append((
+        config.cluster == (1, 1, 1) or _overlaps_sums(config),
+        ("a cluster along n must have block scales or slow accumulation and two or three warp groups, but has {} " +
+         "with block_scales = {}; omit cluster, or change them").format(sharing, config.block_scales),
+    ))
     if not config.swap_ab:
         rules += _stored_rules(config)
     shared = _shared_bytes(config)
@@ -146,6 +165,14 @@ def _rules(config):
          "{}; take fewer stages, or shrink the tile").format(_MAX_SHARED_BYTES, config.stages, shared.block),
     ))
     return rules
+
+def _promotes(config):
+    """Whether the tensor core sums over 128 of k alone."""
+    return config.block_scales or config.accumulation == "slow"
+
+def _overlaps_sums(config):
+    """Whether one warp group adds sums while another multiplies."""
+    return _promotes(config) and config.warp_groups > 1
 
 def _ceil_div(numerator, denominator):
     return (numerator + denominator - 1) // denominator
@@ -160,8 +187,9 @@ def _shared_bytes(config):
     rows, columns, k = config.tile
     tile_m, tile_n = (columns, rows) if config.swap_ab else (rows, columns)
     stages = config.stages * (rows + columns) * k * _OPERAND_BYTES[config.dtype]
-    vectors = 2 * (2 * tile_n + tile_m) * 4
-    scales = config.stages * k // SCALE_BLOCK * (columns + 4) * 4 if config.block_scales else 0
+    of_tile = tile_n if config.block_scales and _overlaps_sums(config) else 2 * tile_n + tile_m
+    vectors = 2 * of_tile * 4 * (config.warp_groups if _overlaps_sums(config) else 1)
+    scales = config.stages * k // SCALE_BLOCK * (tile_m + 4) * 4 if config.block_scales else 0
     barriers = (2 * config.stages + 1) * 8
     fixed = stages + vectors + scales + barriers
 
@@ -181,6 +209,7 @@ def _shared_bytes(config):
         partial = rows * columns * 4 // config.max_splits * (config.max_splits - 1)
     return struct(
         block = fixed + max(partial, config.warp_groups * least),
+        has_place_for_each = wanted <= space,
         stages_and_boxes = stages + config.warp_groups * held,
     )
 
@@ -191,7 +220,7 @@ def _column_rules(config):
     place = _shared_bytes(config).stages_and_boxes
     return [
         (
-            config.max_splits == _MAX_COLUMN_SPLITS and not config.block_scales,
+            config.max_splits == _MAX_COLUMN_SPLITS and not _promotes(config),
             ("blocks that share columns must be up to {}, without block scales, but max_splits is {} and " +
              "block_scales {}; omit both, or share warps")
                 .format(_MAX_COLUMN_SPLITS, config.max_splits, config.block_scales),
@@ -204,34 +233,54 @@ def _column_rules(config):
     ]
 
 def _block_scale_rules(config):
-    dtype, tile = config.dtype, config.tile
-    blocks = tile[2] // SCALE_BLOCK
-    accumulators = tile[0] * tile[1] // (128 * config.warp_groups) * (1 + blocks)
+    tile = config.tile
+
+    # Tiles begin at multiples of their n.
+    alignment = [x for x in [128, 64, 32, 16, 8] if tile[1] % x == 0][0]
     return [
         (
-            config.swap_ab,
-            "operands with block scales must be swapped, but swap_ab is False; swap them, or omit block_scales",
+            config.swap_ab == (config.warp_groups == 1),
+            ("operands with block scales must be swapped with one warp group, and not with two or three, but " +
+             "swap_ab is {} with {} warp groups; change one of them").format(config.swap_ab, config.warp_groups),
         ),
         (
-            _OPERAND_BYTES[dtype] == 1 and tile[0] <= SCALE_BLOCK,
-            "block scales are of fp8 with tile m up to {}, but dtype is {} and tile m {}; change them"
-                .format(SCALE_BLOCK, repr(dtype), tile[0]),
-        ),
-        (
-            blocks in [1, 2, 4] and tile[2] % SCALE_BLOCK == 0,
-            "tile k must be one, two or four blocks of {} with block scales, but is {}; change it"
-                .format(SCALE_BLOCK, tile[2]),
-        ),
-        (
-            tile[1] * blocks % 32 == 0,
+            not config.swap_ab or tile[1] * tile[2] // SCALE_BLOCK % 32 == 0,
             ("tile n must be a multiple of 32 with block scales and one block of {} in tile k, so that each " +
              "lane of a warp copies as many, but is {}; widen the tile, or double its k")
                 .format(SCALE_BLOCK, tile[1]),
         ),
         (
-            accumulators <= _MAX_BLOCK_ACCUMULATORS,
-            "a thread must hold at most {} accumulators with block scales, but has {}; shrink the tile"
-                .format(_MAX_BLOCK_ACCUMULATORS, accumulators),
+            config.swap_ab or tile[1] - alignment <= SCALE_BLOCK,
+            ("a tile must have at most two scales of b, one for {} columns, but tile n is {}; take at most {}, or " +
+             "144, 160 or 192").format(SCALE_BLOCK, tile[1], SCALE_BLOCK),
+        ),
+    ]
+
+def _promoting_rules(config):
+    dtype, tile, warp_groups = config.dtype, config.tile, config.warp_groups
+    blocks = tile[2] // SCALE_BLOCK
+    accumulators = tile[1] // 2 * (tile[0] // (64 * warp_groups) + blocks)
+    most = _MAX_PROMOTED_ACCUMULATORS[warp_groups]
+    return [
+        (
+            _OPERAND_BYTES[dtype] == 1,
+            "block scales and slow accumulation must be of fp8, but dtype is {}; change it".format(repr(dtype)),
+        ),
+        (
+            config.block_scales or (warp_groups > 1 and not config.swap_ab),
+            ("slow accumulation must have two or three warp groups and operands that are not swapped, but has {} " +
+             "with swap_ab = {}; change them").format(warp_groups, config.swap_ab),
+        ),
+        (
+            tile[2] % SCALE_BLOCK == 0 and blocks in ([1, 2, 4] if warp_groups == 1 else [1]),
+            ("tile k must be one, two or four blocks of {} with block scales and one warp group, and one block " +
+             "with more or slow accumulation, but is {} with {}; change it")
+                .format(SCALE_BLOCK, tile[2], warp_groups),
+        ),
+        (
+            accumulators <= most,
+            ("a thread must hold at most {} accumulators with block scales or slow accumulation and {} warp " +
+             "groups, but has {}; shrink the tile").format(most, warp_groups, accumulators),
         ),
     ]
 
@@ -242,7 +291,7 @@ def _stored_rules(config):
     boxes = tile[0] // (64 * config.warp_groups) * ((tile[1] + _BOX_COLUMNS - 1) // _BOX_COLUMNS)
     places = stages * (tile[2] * _OPERAND_BYTES[config.dtype] // _CHUNK_BYTES)
     return [(
-        boxes <= places,
+        boxes <= places or (_overlaps_sums(config) and _shared_bytes(config).has_place_for_each),
         ("without swapped operands the stages must have a place of {} bytes of k for each {} of n that a " +
          "warp group stores, but {} stages have {}, for {}; add stages, or narrow the tile")
             .format(_CHUNK_BYTES, _BOX_COLUMNS, stages, places, boxes),
@@ -251,13 +300,13 @@ def _stored_rules(config):
 def _kernel(config):
     schedule = "splitk" if config.max_splits > 1 else "persistent"
     json_fields = {
-        "accumulation": "fast",
-        "cluster": (1, 1, 1),
+        "accumulation": config.accumulation,
+        "cluster": config.cluster,
         "layout": "nt",
         "max_splits": config.max_splits,
         "schedule": schedule,
         "stages": config.stages,
-        "sum_chunk": 128 if config.block_scales else 0,
+        "sum_chunk": SCALE_BLOCK if _promotes(config) else 0,
         "warp_groups": config.warp_groups,
     }
     if config.block_scales:
@@ -274,10 +323,11 @@ def _kernel(config):
             config.b_dtype,
             config.out,
             config.tile,
-            "1x1x1",
+            config.cluster,
             "{}{}x{}".format(schedule, config.warp_groups, config.stages),
             "swap" if config.swap_ab else "",
             "columns" if config.shares == "columns" else "",
+            "slow" if config.accumulation == "slow" else "",
         ),
         op = config.op,
         a = config.dtype,
@@ -287,8 +337,10 @@ def _kernel(config):
         swap_ab = config.swap_ab,
         constants = {
             "kBlockScales": config.block_scales,
+            "kBlocksAlongN": config.cluster[1],
             "kFullTiles": config.full_tiles,
             "kMaxSplits": config.max_splits,
+            "kPromotes": _promotes(config),
             "kSchedule": schedule,
             "kSharesColumns": config.shares == "columns",
             "kStages": config.stages,

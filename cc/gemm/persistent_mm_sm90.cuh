@@ -10,6 +10,7 @@
 #include "cc/gemm/persistent_mm_load_sm90.cuh"
 #include "cc/gemm/persistent_mm_sm90.h"
 #include "cc/gemm/persistent_mm_store_sm90.cuh"
+#include "cc/gemm/persistent_mm_sum_sm90.cuh"
 #include "cc/gemm/ptx_sm90.cuh"
 #include "cc/gemm/ring_position_sm90.cuh"
 #include "cc/gemm/wgmma_sm90.cuh"
@@ -33,143 +34,6 @@ __device__ void FetchAhead(const typename Shape::Params& params,
   }
 }
 
-// A thread's sums, for each 64 rows of its warp group.
-template <class Shape>
-using Sums = float[Shape::kRowSteps][Shape::kSums];
-
-// Matrix descriptors of the rows of this thread's warp group and of the columns.
-template <class Shape>
-struct Operands {
-  std::uint64_t rows;
-  std::uint64_t columns;
-
-  __device__ explicit Operands(const SharedMemory<Shape>& shared)
-      : rows(OperandDescriptor(shared.rows + WarpGroup() * (64 * Shape::kChunkElements))),
-        columns(OperandDescriptor(shared.columns)) {}
-
- private:
-  static __device__ int WarpGroup() {
-    return static_cast<int>(threadIdx.x) / 128 % Shape::kWarpGroups;
-  }
-};
-
-// Multiplies a chunk of the stages. Adds the products to the sums if `is_added` is 1, otherwise
-// overwrites them; sets `is_added` to 1.
-template <class Shape>
-__device__ void MultiplyChunk(const Operands<Shape>& operands, int chunk, int& is_added,
-                              Sums<Shape>& sums) {
-  using Instruction = Wgmma<Shape::kRowOperand, Shape::kColumnOperand, Shape::kColumns>;
-  // In the units of a matrix descriptor: from one wgmma to the next along k, and from row to row.
-  constexpr int kWgmmaOffset = kWgmmaBytes / kDescriptorBytes;
-  constexpr int kRowOffset = Shape::kChunkBytes / kDescriptorBytes;
-#pragma unroll
-  for (int at = 0; at < Shape::kChunkBytes / kWgmmaBytes; ++at) {
-    const std::uint64_t rows =
-        Advance(operands.rows, at * kWgmmaOffset + chunk * (Shape::kRows * kRowOffset));
-    const std::uint64_t columns =
-        Advance(operands.columns, at * kWgmmaOffset + chunk * (Shape::kColumns * kRowOffset));
-#pragma unroll
-    for (int step = 0; step < Shape::kRowSteps; ++step) {
-      Instruction::Multiply(sums[step],
-                            Advance(rows, step * (Shape::kWarpGroups * 64 * kRowOffset)),
-                            Advance(columns, 0), is_added);
-    }
-    is_added = 1;
-  }
-}
-
-// Tells the loaders that a stage has been read: block scales by each thread, tiles by wgmma.
-template <class Shape>
-__device__ void Release(const SharedMemory<Shape>& shared, int stage) {
-  if (Shape::kBlockScales || threadIdx.x % 32 == 0) shared.empty[stage].Arrive();
-}
-
-// Sums a tile over k. On return the last products are still being summed; returns their stage,
-// which the caller must release.
-template <class Shape>
-__device__ int SumTile(const SharedMemory<Shape>& shared, const Operands<Shape>& operands,
-                       RingPosition<Shape::kStages>& ring, int num_steps, Sums<Shape>& sums) {
-  int is_added = 0;
-  int last_stage = 0;
-  for (int i = 0; i < num_steps; ++i, ring.Advance()) {
-    const int stage = ring.stage;
-    shared.full[stage].Wait(ring.parity);
-    FenceSums(sums);
-    FenceWgmma();
-#pragma unroll
-    for (int chunk = 0; chunk < Shape::kChunks; ++chunk) {
-      MultiplyChunk<Shape>(operands, stage * Shape::kChunks + chunk, is_added, sums);
-    }
-    CommitWgmma();
-    // The stage before this one has been read.
-    WaitForWgmma<1>();
-    FenceSums(sums);
-    if (i > 0) Release(shared, last_stage);
-    last_stage = stage;
-  }
-  return last_stage;
-}
-
-// Scales the sums of a chunk and adds them.
-template <class Shape>
-__device__ void AddScaled(const SharedMemory<Shape>& shared, int chunk, const Sums<Shape>& of_chunk,
-                          Sums<Shape>& sums) {
-  const float* const scales = shared.BlockScales(chunk);
-  const float row_scale = scales[Shape::kColumns];
-  const int column = static_cast<int>(threadIdx.x) % 4 * 2;
-#pragma unroll
-  for (int step = 0; step < Shape::kRowSteps; ++step) {
-#pragma unroll
-    for (int i = 0; i < Shape::kSums; ++i) {
-      sums[step][i] += of_chunk[step][i] * (scales[i / 4 * 8 + column + i % 2] * row_scale);
-    }
-  }
-}
-
-// The products of each chunk of a stage.
-template <class Shape>
-using Products = Sums<Shape>[Shape::kChunks];
-
-// Adds chunk after chunk, each as soon as it is there, from kChunk on.
-template <class Shape, int kChunk = 0>
-__device__ void AddProducts(const SharedMemory<Shape>& shared, int stage, Products<Shape>& products,
-                            Sums<Shape>& sums) {
-  WaitForWgmma<Shape::kChunks - 1 - kChunk>();
-  FenceSums(products[kChunk]);
-  AddScaled<Shape>(shared, stage * Shape::kChunks + kChunk, products[kChunk], sums);
-  if constexpr (kChunk + 1 < Shape::kChunks) {
-    AddProducts<Shape, kChunk + 1>(shared, stage, products, sums);
-  }
-}
-
-// Sums a tile over k with block scales, all of it.
-template <class Shape>
-__device__ void SumScaledTile(const SharedMemory<Shape>& shared, const Operands<Shape>& operands,
-                              RingPosition<Shape::kStages>& ring, int num_steps,
-                              Sums<Shape>& sums) {
-#pragma unroll
-  for (int step = 0; step < Shape::kRowSteps; ++step) {
-#pragma unroll
-    for (int i = 0; i < Shape::kSums; ++i) sums[step][i] = 0.0f;
-  }
-  Products<Shape> products = {};
-  for (int i = 0; i < num_steps; ++i, ring.Advance()) {
-    const int stage = ring.stage;
-    shared.full[stage].Wait(ring.parity);
-#pragma unroll
-    for (int chunk = 0; chunk < Shape::kChunks; ++chunk) FenceSums(products[chunk]);
-    FenceWgmma();
-#pragma unroll
-    for (int chunk = 0; chunk < Shape::kChunks; ++chunk) {
-      int is_added = 0;
-      MultiplyChunk<Shape>(operands, stage * Shape::kChunks + chunk, is_added, products[chunk]);
-      CommitWgmma();
-    }
-    AddProducts<Shape>(shared, stage, products, sums);
-    Release(shared, stage);
-  }
-}
-
 // Runs on the warp groups that multiply.
 template <class Shape, bool kSplitsK>
 __device__ void MultiplyTiles(const typename Shape::Params& params,
@@ -186,7 +50,10 @@ __device__ void MultiplyTiles(const typename Shape::Params& params,
   for (int tile = slice.first_tile; tile < params.num_tiles; tile += slice.stride, ++tile_idx) {
     const TileOffset<Shape> offset(params, tile);
     const TileVectors<Shape> vectors(params, offset.n, offset.m);
-    if constexpr (Shape::kBlockScales) {
+    if constexpr (Shape::kOverlapsSums) {
+      OverlappedSum<Shape>(shared).Run(ring, slice.num_steps, offset.n, sums);
+      vectors.Share(shared, tile_idx);
+    } else if constexpr (Shape::kBlockScales) {
       SumScaledTile<Shape>(shared, operands, ring, slice.num_steps, sums);
       vectors.Share(shared, tile_idx);
     } else {
@@ -245,6 +112,12 @@ struct PersistentMmKernel {
     const bool is_loader = thread / 32 == Shape::kConsumerThreads / 32;
     const bool arrives_late = Shape::kSharesColumns && thread < Shape::kConsumerThreads;
     if (kSplitsK && !is_loader && !arrives_late) ArriveAtCluster();
+    if constexpr (Shape::kBlocksAlongN > 1) {
+      if (!is_loader) {
+        ArriveAtCluster();
+        WaitForClusterToArrive();
+      }
+    }
     if (thread < Shape::kConsumerThreads) {
       if constexpr (Shape::kMovesRegisters) TakeRegisters<Shape::kConsumerRegisters>();
       MultiplyTiles<Shape>(params, shared, slice);
@@ -258,6 +131,12 @@ struct PersistentMmKernel {
       // A thread that has arrived at the cluster's barrier must not exit before the barrier is
       // complete: it would be counted as arriving once more.
       if constexpr (kSplitsK) WaitForClusterToArriveApart();
+    }
+    if constexpr (Shape::kBlocksAlongN > 1) {
+      // No block leaves before the other has arrived at its barriers for the last time.
+      __syncwarp();
+      ArriveAtCluster();
+      WaitForClusterToArrive();
     }
   }
 };

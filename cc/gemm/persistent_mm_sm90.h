@@ -18,8 +18,9 @@
 //   scale_a   [m, k / 128]    any                    fp32
 //   scale_b   [k / 128, n / 128, rounded up]  any    fp32
 //
-// The accumulator is fp32. The tensor core sums fp8 over all of a block's k ("fast accumulation"),
-// with block scales over 128 of k. The partial sums of a tile's blocks are added in an order that
+// The accumulator is fp32. The tensor core sums fp8 over all of a block's k ("fast accumulation").
+// With block scales or kPromotes ("slow accumulation") it sums over 128 of k, and fp32 instructions
+// add these sums. The partial sums of a tile's blocks are added in an order that
 // is fixed for each element, so the result is the same bit for bit from run to run.
 //
 // With kSwapAb it computes d^T = b^T a^T: n runs along the 64 rows of wgmma, and m along its
@@ -27,7 +28,9 @@
 // rows are m, columns are n, and k is not split.
 //
 // The grid is one-dimensional, of clusters. With splits the blocks of a cluster share the k of one
-// tile; otherwise a cluster is one block, which goes from tile to tile until all are done.
+// tile. Otherwise a cluster is one block, which goes from tile to tile until all are done; or, with
+// kBlocksAlongN = 2, it is two, whose tiles lie side by side along n: each loads half of their rows
+// of a to both.
 //
 // What makes it fast: every SM reads b from the first microsecond to the last. Loads start as soon
 // as a block's barriers are ready, and L2 prefetches the first ones before; partial sums go from
@@ -35,8 +38,9 @@
 // docs/design/persistent_mm_sm90.md has the measurements.
 //
 // Beside what every config has (config.h), one of this family has kStages, kWarpGroups,
-// kBlockScales, kFullTiles, kMaxSplits and kSharesColumns. This header is what the device side
-// (persistent_mm_sm90.cuh) and the host side (persistent_mm_sm90_host.h) share.
+// kBlockScales, kBlocksAlongN, kFullTiles, kMaxSplits, kPromotes and kSharesColumns. This header is
+// what the device side (persistent_mm_sm90.cuh) and the host side (persistent_mm_sm90_host.h)
+// share.
 
 #pragma once
 
@@ -139,9 +143,23 @@ struct PersistentMmShape {
   // Elements of k, and columns of b, that share a block scale.
   static constexpr int kScaleBlock = 128;
   static constexpr bool kBlockScales = Config::kBlockScales;
+  // The tensor core sums over a chunk.
+  static constexpr bool kPromotes = kBlockScales || Config::kPromotes;
+  static_assert(!kPromotes || kChunkElements == kScaleBlock,
+                "gemm_configs.bzl refuses such a config");
+  // Scales of b that a tile meets in one chunk: tiles begin at multiples of their width.
+  static constexpr int kScalesOfB = kScaleBlock % kTileN == 0 ? 1 : 2;
   static_assert(!kBlockScales ||
-                    (kSwapAb && kChunkElements == kScaleBlock && kScaleBlock % kRows == 0),
-                "a chunk of a tile has one scale of b");
+                    (kSwapAb ? kScalesOfB == 1 : kTileN - (kTileN & -kTileN) <= kScaleBlock),
+                "gemm_configs.bzl refuses such a config");
+  // While one warp group adds the sums of a chunk, another multiplies: they do not wait for each
+  // other, at the end of a tile neither.
+  static constexpr bool kOverlapsSums = kPromotes && kWarpGroups > 1;
+  static_assert(kPromotes ? kSwapAb != kOverlapsSums && (kBlockScales || kOverlapsSums) : true,
+                "gemm_configs.bzl refuses such a config");
+
+  static constexpr int kBlocksAlongN = Config::kBlocksAlongN;
+  static_assert(kBlocksAlongN == 1 || kOverlapsSums, "gemm_configs.bzl refuses such a config");
 
   static constexpr int kConsumerThreads = 128 * kWarpGroups;
   // Then a warp that loads, and one for block scales. With several warp groups these are in a warp
@@ -152,23 +170,27 @@ struct PersistentMmShape {
                                                                       : 32);
   // Registers of a thread. All together at most what the block starts with: 65536 divided by its
   // threads, rounded down to a multiple of 8, for each thread.
-  static constexpr int kLoaderRegisters = 56;
-  static constexpr int kConsumerRegisters = kWarpGroups == 2 ? 224 : 152;
+  static constexpr bool kNeedsMost = kOverlapsSums && kWarpGroups == 2;
+  static constexpr int kLoaderRegisters = kNeedsMost ? 40 : 56;
+  static constexpr int kConsumerRegisters = kNeedsMost ? 232 : kWarpGroups == 2 ? 224 : 152;
   static_assert(!kMovesRegisters ||
                 kConsumerRegisters * kConsumerThreads + kLoaderRegisters * 128 <=
                     65536 / kThreads / 8 * 8 * kThreads);
 
   static constexpr int kStagesBytes = kStages * (kRowStageBytes + kColumnStageBytes);
-  // Scales and bias of a tile, and of the next one.
-  static constexpr int kVectors = 2 * kTileN + kTileM;
-  static constexpr int kVectorBytes = 2 * kVectors * 4;
-  // Scales of a chunk: one for each column, then the one of the rows, padded to 16 bytes.
-  static constexpr int kChunkScales = kColumns + 4;
+  // Scales and bias of a tile, and of the next one; for each warp group if none waits for another.
+  static constexpr bool kHasVectorScales = !(kBlockScales && kOverlapsSums);
+  static constexpr int kVectors = kHasVectorScales ? 2 * kTileN + kTileM : kTileN;
+  static constexpr int kVectorCopies = kOverlapsSums ? kWarpGroups : 1;
+  static constexpr int kVectorThreads = kConsumerThreads / kVectorCopies;
+  static constexpr int kVectorBytes = 2 * kVectors * 4 * kVectorCopies;
+  // Scales of a chunk: one for each m, then those of b, padded to 16 bytes.
+  static constexpr int kChunkScales = kTileM + 4;
   static constexpr int kBlockScaleBytes = kBlockScales ? kStages * kChunks * kChunkScales * 4 : 0;
   // Two barriers per stage, and one for partial sums.
   static constexpr int kBarrierBytes = (2 * kStages + 1) * 8;
 
-  static_assert(kOutBytes == 2 && kColumns % (kSwapAb && !kBlockScales ? 8 : 16) == 0,
+  static_assert(kOutBytes == 2 && kColumns % (kSwapAb ? 8 : 16) == 0,
                 "gemm_configs.bzl refuses such a config");
 
   // From m = 64 on a tile is stored in boxes of 64 columns of n (128 bytes): each warp group writes
@@ -189,6 +211,7 @@ struct PersistentMmShape {
       (kMaxSharedBytesSm90 - kStagesBytes - kVectorBytes - kBlockScaleBytes - kBarrierBytes) /
       kWarpGroups;
   static constexpr bool kHasPlaceForEach = kWantedBytes <= kBoxSpace;
+  static constexpr bool kStoresAtOnce = kOverlapsSums && kHasPlaceForEach;
   static constexpr int kBoxes = kTileM < 64        ? 0
                                 : kHasPlaceForEach ? kBoxesWanted
                                                    : kBoxSpace / kBoxBytes;

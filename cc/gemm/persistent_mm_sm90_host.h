@@ -54,11 +54,12 @@ struct PersistentMmHost {
     // As few blocks as finish in the same number of waves.
     int num_clusters = params.num_tiles;
     if (problem.splits == 1 && problem.num_sms > 0) {
-      const int waves = CeilDiv(params.num_tiles, problem.num_sms * kBlocksPerSm);
+      const int slots = std::max(problem.num_sms * kBlocksPerSm / Shape::kBlocksAlongN, 1);
+      const int waves = CeilDiv(params.num_tiles, slots);
       num_clusters = CeilDiv(params.num_tiles, waves);
     }
     void* parameters[] = {&params};
-    const auto cluster_size = static_cast<unsigned>(problem.splits);
+    const auto cluster_size = static_cast<unsigned>(problem.splits * Shape::kBlocksAlongN);
     driver::Launch(driver::DriverApi::Get(), function,
                    {{static_cast<unsigned>(num_clusters) * cluster_size, 1, 1},
                     {cluster_size, 1, 1},
@@ -104,7 +105,7 @@ struct PersistentMmHost {
     EncodeOperandMap(&params->b_map, Shape::kB, tensors.b, problem.n, problem.k, problem.ldb,
                      Shape::kTileN);
     EncodeOperandMap(&params->a_map, Shape::kA, tensors.a, problem.m, problem.k, problem.lda,
-                     Shape::kTileM);
+                     Shape::kTileM / Shape::kBlocksAlongN);
     if (Shape::kStoresBoxes && (problem.splits == 1 || Shape::kSplitsStoreBoxes)) {
       EncodeResult(&params->d_map, problem, tensors.d, Shape::kBoxColumns,
                    CU_TENSOR_MAP_SWIZZLE_128B);
@@ -145,7 +146,7 @@ struct PersistentMmHost {
     params->k = problem.k;
     params->num_k_tiles = CeilDiv(problem.k, Shape::kTileK);
     params->num_m_tiles = CeilDiv(problem.m, Shape::kTileM);
-    const int num_n_tiles = CeilDiv(problem.n, Shape::kTileN);
+    const int num_n_tiles = CeilDiv(problem.n, Shape::kTileN * Shape::kBlocksAlongN);
     params->num_tiles = params->num_m_tiles * num_n_tiles;
     const int band = std::min(std::max(kBandM / Shape::kTileM, 1), params->num_m_tiles);
     params->last_band = (params->num_m_tiles - 1) / band;

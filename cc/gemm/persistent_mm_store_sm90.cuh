@@ -139,19 +139,20 @@ class PartialColumns {
 // before the tile is multiplied, and shared after it.
 template <class Shape>
 struct TileVectors {
-  static constexpr int kOfN = (Shape::kTileN - 1) / Shape::kConsumerThreads + 1;
-  static constexpr int kOfM = (Shape::kTileM - 1) / Shape::kConsumerThreads + 1;
+  static constexpr int kThreads = Shape::kVectorThreads;
+  static constexpr int kOfN = (Shape::kTileN - 1) / kThreads + 1;
+  static constexpr int kOfM = (Shape::kTileM - 1) / kThreads + 1;
 
   float scale_a[kOfM];
   float scale_b[kOfN];
   float bias[kOfN];
 
   __device__ TileVectors(const PersistentMmScalars& params, int first_n, int first_m) {
-    const int thread = static_cast<int>(threadIdx.x);
+    const int thread = Thread();
     const auto* const biases = static_cast<const unsigned short*>(params.bias);
 #pragma unroll
     for (int i = 0; i < kOfN; ++i) {
-      const int n = first_n + thread + i * Shape::kConsumerThreads;
+      const int n = first_n + thread + i * kThreads;
       const bool is_inside = n < params.n;
       bias[i] = is_inside && biases != nullptr ? Unpack<Shape::kOut>(biases[n]) : 0.0f;
       scale_b[i] = !Shape::kBlockScales && is_inside && params.scale_b != nullptr
@@ -160,31 +161,40 @@ struct TileVectors {
     }
 #pragma unroll
     for (int i = 0; i < kOfM; ++i) {
-      const int m = first_m + thread + i * Shape::kConsumerThreads;
+      const int m = first_m + thread + i * kThreads;
       scale_a[i] = !Shape::kBlockScales && m < params.m && params.scale_a != nullptr
                        ? params.scale_a[m * params.scale_a_stride]
                        : 1.0f;
     }
   }
 
-  // They may be read once all consumers have come here. They use the memory of the tile before
+  // They may be read once all threads have come here. They use the memory of the tile before
   // the last, which has been read when the last tile's barrier completes.
   __device__ void Share(const SharedMemory<Shape>& shared, int tile_idx) const {
-    const int thread = static_cast<int>(threadIdx.x);
+    const int thread = Thread();
 #pragma unroll
     for (int i = 0; i < kOfN; ++i) {
-      const int at = thread + i * Shape::kConsumerThreads;
+      const int at = thread + i * kThreads;
       if (at < Shape::kTileN) {
-        shared.ScalesOfB(tile_idx)[at] = scale_b[i];
+        if constexpr (Shape::kHasVectorScales) shared.ScalesOfB(tile_idx)[at] = scale_b[i];
         shared.Biases(tile_idx)[at] = bias[i];
       }
     }
 #pragma unroll
     for (int i = 0; i < kOfM; ++i) {
-      const int at = thread + i * Shape::kConsumerThreads;
-      if (at < Shape::kTileM) shared.ScalesOfA(tile_idx)[at] = scale_a[i];
+      const int at = thread + i * kThreads;
+      if (Shape::kHasVectorScales && at < Shape::kTileM)
+        shared.ScalesOfA(tile_idx)[at] = scale_a[i];
     }
-    SyncAtNamedBarrier(Shape::kConsumerThreads, kAmongConsumers);
+    SyncAtNamedBarrier(kThreads, Shape::kVectorCopies > 1 ? kAmongWarpGroup + threadIdx.x / kThreads
+                                                          : kAmongConsumers);
+  }
+
+ private:
+  // Among those that share a copy.
+  static __device__ int Thread() {
+    const int thread = static_cast<int>(threadIdx.x);
+    return Shape::kVectorCopies > 1 ? thread % kThreads : thread;
   }
 };
 
@@ -207,8 +217,9 @@ class Boxes {
   __device__ Boxes(const SharedMemory<Shape>& shared, int warp_group, int tile_idx,
                    bool uses_stages)
       : uses_stages_(uses_stages), barrier_(kAmongWarpGroup + warp_group) {
-    static_assert(Shape::kSwapAb || (Shape::kBoxBytes == 64 * Shape::kChunkBytes &&
-                                     Shape::kBoxesWanted <= Shape::kStages * Shape::kChunks),
+    static_assert(Shape::kSwapAb || Shape::kStoresAtOnce ||
+                      (Shape::kBoxBytes == 64 * Shape::kChunkBytes &&
+                       Shape::kBoxesWanted <= Shape::kStages * Shape::kChunks),
                   "gemm_configs.bzl refuses such a config");
     if (uses_stages) {
       // All have read them.
@@ -235,6 +246,28 @@ class Boxes {
     constexpr int kRowBytes = kColumnsOfBox * 2;
     StoreMatrices<kTransposes>(Address() + row * kRowBytes + ChunkAt<kRowBytes>(row, chunk) * 16,
                                words);
+  }
+
+  // Boxes with a place each are written one after the other and then stored, without a wait
+  // between: BeginAll; Write and Next of each; SendAll, whose `send` calls SendNext for each.
+  __device__ void BeginAll() const {
+    if (IsSender()) WaitForStoredBoxes<0>();
+    SyncAtNamedBarrier(128, barrier_);
+  }
+
+  __device__ void Next() { ++place_; }
+
+  template <class Send>
+  __device__ void SendAll(Send&& send) {
+    FenceSharedForTma();
+    SyncAtNamedBarrier(128, barrier_);
+    place_ = 0;
+    if (IsSender()) send();
+  }
+
+  __device__ void SendNext(const CUtensorMap* d_map, int first_m, int first_n) {
+    StoreBox(d_map, Address(), first_n, first_m);
+    Next();
   }
 
   // Stores it, as far as it lies in d, and waits for nothing.
@@ -288,9 +321,10 @@ class TileStore {
         scales_a_(shared.ScalesOfA(tile_idx)),
         scales_b_(shared.ScalesOfB(tile_idx)),
         biases_(shared.Biases(tile_idx)),
-        boxes_(shared, warp_group_, tile_idx, kUsesBoxes && !Shape::kSwapAb && is_last_tile) {}
+        boxes_(shared, warp_group_, tile_idx, kUsesBoxes && kUsesStages && is_last_tile) {}
 
   __device__ void Run(const float (&sums)[Shape::kRowSteps][Shape::kSums]) {
+    if constexpr (kStoresAtOnce) boxes_.BeginAll();
 #pragma unroll
     for (int step = 0; step < Shape::kRowSteps; ++step) {
       const int row = (step * Shape::kWarpGroups + warp_group_) * 64 + warp_ * 16;
@@ -299,6 +333,19 @@ class TileStore {
       } else {
         StoreStraight(sums[step], row);
       }
+    }
+    if constexpr (kStoresAtOnce) {
+      boxes_.SendAll([&] {
+#pragma unroll
+        for (int step = 0; step < Shape::kRowSteps; ++step) {
+          const int m = offset_.m + (step * Shape::kWarpGroups + warp_group_) * 64;
+#pragma unroll
+          for (int column = 0; column < Shape::kColumns; column += Shape::kBoxColumns) {
+            const bool is_whole = column + Shape::kBoxColumns <= Shape::kColumns;
+            boxes_.SendNext(MapOf(is_whole), m, offset_.n + column);
+          }
+        }
+      });
     }
   }
 
@@ -348,6 +395,16 @@ class TileStore {
 
  private:
   using Sums = float[Shape::kSums];
+
+  static constexpr bool kStoresAtOnce = Shape::kStoresAtOnce;
+  static constexpr bool kUsesStages = !Shape::kSwapAb && !kStoresAtOnce;
+
+  __device__ const CUtensorMap* MapOf(bool is_whole) const {
+    if constexpr (Shape::kNarrowBoxes) {
+      if (!is_whole) return &params_.narrow_d_map;
+    }
+    return &params_.d_map;
+  }
 
   // Rows run along n: `row` is this warp's first.
   __device__ void StoreTransposed(const Sums& sums, int row) {
@@ -409,7 +466,8 @@ class TileStore {
   // Rows run along m: `row` is this warp's first.
   __device__ void StoreStraight(const Sums& sums, int row) {
     static_assert(kUsesBoxes);
-    const float scale_a[2] = {scales_a_[row + lane_ / 4], scales_a_[row + lane_ / 4 + 8]};
+    const float scale_a[2] = {Scale(scales_a_, row + lane_ / 4),
+                              Scale(scales_a_, row + lane_ / 4 + 8)};
 #pragma unroll
     for (int column = 0; column + Shape::kBoxColumns <= Shape::kColumns;
          column += Shape::kBoxColumns) {
@@ -430,10 +488,10 @@ class TileStore {
     float2 bias[kBlocks];
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
-      scale_b[block] = Pair(scales_b_, first_column + block * 8 + 2 * quad_lane_);
+      scale_b[block] = ScalePair(scales_b_, first_column + block * 8 + 2 * quad_lane_);
       bias[block] = Pair(biases_, first_column + block * 8 + 2 * quad_lane_);
     }
-    boxes_.Begin();
+    if constexpr (!kStoresAtOnce) boxes_.Begin();
 #pragma unroll
     for (int block = 0; block < kBlocks; block += 2) {
       unsigned words[4];
@@ -449,7 +507,19 @@ class TileStore {
       boxes_.template Write<kBoxColumns, false>(
           words, warp_ * 16 + lane_matrix_ % 2 * 8 + lane_row_, block + lane_matrix_ / 2);
     }
-    boxes_.Send(d_map, offset_.m + row - warp_ * 16, offset_.n + first_column);
+    if constexpr (kStoresAtOnce) {
+      boxes_.Next();
+    } else {
+      boxes_.Send(d_map, offset_.m + row - warp_ * 16, offset_.n + first_column);
+    }
+  }
+
+  static __device__ float Scale(const float* vector, int at) {
+    return Shape::kHasVectorScales ? vector[at] : 1.0f;
+  }
+
+  static __device__ float2 ScalePair(const float* vector, int at) {
+    return Shape::kHasVectorScales ? Pair(vector, at) : make_float2(1.0f, 1.0f);
   }
 
   static __device__ float2 Pair(const float* vector, int at) {

@@ -65,6 +65,52 @@ class Mbarrier {
         "r"(parity), "r"(10'000'000));
   }
 
+  // The same by a barrier's address in shared memory.
+  static __device__ __forceinline__ void ArriveAt(std::uint32_t address) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
+  }
+
+  // Arrives at the barrier of the same place in a block of the cluster.
+  static __device__ __forceinline__ void ArriveInBlockAt(std::uint32_t address, int block) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 mapped;\n"
+        "mapa.shared::cluster.u32 mapped, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [mapped];\n"
+        "}\n" ::"r"(address),
+        "r"(block)
+        : "memory");
+  }
+
+  static __device__ __forceinline__ void WaitAt(std::uint32_t address, std::uint32_t parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred is_done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 is_done, [%0], %1, %2;\n"
+        "@is_done bra done;\n"
+        "bra again;\n"
+        "done:\n"
+        "}\n" ::"r"(address),
+        "r"(parity), "r"(10'000'000)
+        : "memory");
+  }
+
+  // Whether the phase of this parity is complete.
+  static __device__ __forceinline__ bool IsCompleteAt(std::uint32_t address, std::uint32_t parity) {
+    std::uint32_t is_complete;
+    asm volatile(
+        "{\n"
+        ".reg .pred is_done;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 is_done, [%1], %2;\n"
+        "selp.b32 %0, 1, 0, is_done;\n"
+        "}\n"
+        : "=r"(is_complete)
+        : "r"(address), "r"(parity)
+        : "memory");
+    return is_complete != 0;
+  }
+
   // Waits for the first phase, and sees what other blocks of the cluster wrote before.
   __device__ __forceinline__ void WaitForCluster() {
     asm volatile(
@@ -111,6 +157,20 @@ __device__ __forceinline__ void LoadBox(const CUtensorMap* map, const Mbarrier* 
       " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(SharedAddress(shared)),
       "l"(reinterpret_cast<std::uint64_t>(map)), "r"(barrier->Address()), "r"(x), "r"(y),
       "l"(static_cast<std::uint64_t>(hint))
+      : "memory");
+}
+
+// The same to each block of the cluster whose bit is set in `blocks`: to this address in its shared
+// memory, and at its barrier there.
+__device__ __forceinline__ void LoadBoxToBlocks(const CUtensorMap* map, const Mbarrier* barrier,
+                                                CacheHint hint, void* shared, int x, int y,
+                                                unsigned short blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %6, %5;" ::"r"(
+          SharedAddress(shared)),
+      "l"(reinterpret_cast<std::uint64_t>(map)), "r"(barrier->Address()), "r"(x), "r"(y),
+      "l"(static_cast<std::uint64_t>(hint)), "h"(blocks)
       : "memory");
 }
 
@@ -165,6 +225,18 @@ __device__ __forceinline__ float4 LoadShared(std::uint32_t address) {
                : "r"(address)
                : "memory");
   return word;
+}
+
+__device__ __forceinline__ float LoadSharedFloat(std::uint32_t address) {
+  float number;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(number) : "r"(address) : "memory");
+  return number;
+}
+
+// A value that all threads of a warp have, so that the compiler knows it to be the same.
+template <class Value>
+__device__ __forceinline__ Value SameInWarp(Value value) {
+  return __shfl_sync(0xffffffffu, value, 0);
 }
 
 // Writes four 8 x 8 matrices of 16-bit elements, held by the threads of a warp in wgmma's layout.

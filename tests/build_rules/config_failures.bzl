@@ -35,8 +35,8 @@ CONFIG_FAILURES = {
     },
     "persistent_mm_config": {
         "wide_block_scales": (
-            {"block_scales": True, "stages": 2, "tile": [192, 64, 128], "warp_groups": 3},
-            ["block scales are of fp8 with tile m up to 128", "tile m 192", "change them"],
+            {"block_scales": True, "stages": 2, "swap_ab": False, "tile": [128, 176, 128], "warp_groups": 2},
+            ["at most two scales of b, one for 128 columns", "tile n is 176", "take at most 128"],
         ),
         "warp_groups": (
             {"tile": [256, 64, 128], "warp_groups": 4},
@@ -58,9 +58,17 @@ CONFIG_FAILURES = {
             {"block_scales": True, "stages": 3, "tile": [64, 16, 128]},
             ["tile n must be a multiple of 32 with block scales", "is 16", "double its k"],
         ),
+        "block_dtype": (
+            {"block_scales": True, "dtype": "bf16", "out": "bf16", "tile": [64, 64, 128]},
+            ["block scales and slow accumulation must be of fp8", "is \"bf16\"", "change it"],
+        ),
         "swap_ab": (
             {"block_scales": True, "swap_ab": False},
-            ["operands with block scales must be swapped", "swap_ab is False", "omit block_scales"],
+            ["must be swapped with one warp group", "swap_ab is False with 1 warp groups", "change one of them"],
+        ),
+        "slow_swap_ab": (
+            {"accumulation": "slow", "tile": [128, 64, 128], "warp_groups": 2},
+            ["slow accumulation must have two or three warp groups", "swap_ab = True", "change them"],
         ),
         "stored_places": (
             {"stages": 3, "swap_ab": False, "tile": [128, 256, 128], "warp_groups": 2},

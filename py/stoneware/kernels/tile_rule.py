@@ -73,7 +73,7 @@ def by_tile_m(key: Key, compute_capability: tuple[int, int], kernels: Iterable[K
     """Configs of the kernels that fit, best first: the smallest tile that covers m, then larger
     ones, then smaller ones from large to small; of equal tiles those of split-k kernels first,
     then by id. Above LARGEST_SPLIT_M those of persistent_mm_sm90.h come after all others, and of
-    them last the ones that split k.
+    them last the ones that split k; not with block scales or slow accumulation.
 
     A tile taller than m wastes tensor-core rows; one that covers m reads the weights once, and
     their bytes are the floor of small m, for which the split-k kernels are made.
@@ -82,7 +82,7 @@ def by_tile_m(key: Key, compute_capability: tuple[int, int], kernels: Iterable[K
     def order(kernel: KernelRecord) -> tuple[bool, bool, bool, int, bool, str]:
         extent = tile_m(kernel)
         splits = is_split_k(kernel)
-        is_late = is_splitk_sm90(kernel) and key.m > LARGEST_SPLIT_M
+        is_late = is_splitk_sm90(kernel) and key.m > LARGEST_SPLIT_M and not kernel.config.get("sum_chunk")
         return (
             is_late,
             is_late and splits,

@@ -134,15 +134,17 @@ def preferred(key: Key, compute_capability: tuple[int, int], manifest: Manifest)
 
     Measured on an H200, untuned, against torch's rowwise kernels: up to m = 128 ours were 1.1 to 2 times
     as fast, and those of e5m2 1.02 to 2.03 times (7 shapes). Above, ours took 1.08 to 1.28 times as long
-    (e5m2, 7 shapes, m of 512 to 14336), and with slow accumulation 1.06 to 1.42 times at any m (e4m3, 20
-    problems, m of 1 to 4096). The vendor library comes before Triton because it has kernels for every
-    arch and size.
+    (e5m2, 7 shapes, m of 512 to 14336). With slow accumulation ours were 1.00 to 1.62 times as fast from
+    m = 300 on (e4m3, 30 problems), and with block scales 0.98 to 1.87 times (134 problems, m of 100 to 8192).
+    The vendor library comes before Triton because it has kernels for every arch and size.
     """
     ours, triton = (
         by_tile_m(key, compute_capability, manifest.select(op=key.op, backend=backend))
         for backend in ("sm90", "triton_aot")
     )
-    is_ours_first = key.m <= LARGEST_SPLIT_M and key.accumulation == "fast"
+    is_slow = key.accumulation == "slow"
+    is_ours_first = is_slow if key.m > LARGEST_SPLIT_M else not is_slow
+    is_ours_first |= "block" in key.scales and not is_slow
     return [*ours, VENDOR, *triton] if is_ours_first else [VENDOR, *ours, *triton]
 
 
@@ -162,9 +164,9 @@ SPEC = OpSpec(
     takes=("scales", "has_bias"),
     preferred=preferred,
     preferred_reason=(
-        f"no measurement applies; up to m = {LARGEST_SPLIT_M} with fast accumulation of our Hopper "
-        "kernels the one with the smallest tile that still covers m; otherwise the vendor library, then "
-        "our kernels by the same rule"
+        f"no measurement applies; up to m = {LARGEST_SPLIT_M} with fast accumulation, above with slow one, and "
+        "with block scales of our Hopper kernels the one with the smallest tile that still covers m; otherwise "
+        "the vendor library, then our kernels by the same rule"
     ),
     forms={3: SHAPE_FORM},
     layers=WEIGHTS,
