@@ -354,6 +354,19 @@ def test_grouped_problems_are_all_layers_as_far_as_their_rows_go():
     assert {(p.a_dtype, p.out_dtype) for p in halves} == {("e4m3", "fp16")}
 
 
+def test_gradients_have_slow_accumulation_and_another_dtype_of_a():
+    made = workloads.problems(
+        ops=["scaled_mm"], shapes=["512x128x256"], scales=["tensor", "block"], a_dtypes=["e5m2"], accumulations=["slow"]
+    )
+    assert [(p.a_dtype, p.b_dtype, p.scales, p.accumulation) for p in made] == [
+        ("e5m2", "e4m3", "tensor", "slow"),
+        ("e5m2", "e4m3", "block", "fast"),
+    ]
+    assert workloads.problems(ops=["scaled_mm"], shapes=["512x128x256"], scales=["row"]) == [
+        Problem.dense(m=512, n=128, k=256)
+    ]
+
+
 def test_a_shape_of_four_sizes_is_a_batch_of_matmul():
     [problem] = workloads.problems(ops=["matmul"], shapes=["8x16x64x32"])
     assert problem == MatmulProblem.dense(m=16, n=64, k=32, batch=8)
@@ -374,6 +387,7 @@ def test_all_layers_are_taken_unless_shapes_are_given():
         ({"shapes": ["16x4096x100"]}, "k=100 must be a positive multiple of 16"),
         ({"scales": ["none"]}, "scales=none must be among"),
         ({"out_dtypes": ["fp64"]}, "out_dtypes=fp64 must be among bf16, fp16, fp32"),
+        ({"accumulations": ["exact"]}, "accumulations=exact must be among fast, slow"),
         ({"layouts": ["xy"]}, "layouts=xy must be among nt"),
         ({"dtypes": ["fp8"]}, "dtypes=fp8 must be among e4m3, bf16"),
         ({"ops": ["matmul"], "weights": ["gpt_oss_20b_down"]}, "weights=gpt_oss_20b_down must be"),

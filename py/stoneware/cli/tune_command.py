@@ -34,6 +34,7 @@ HELP = help.text(
         "stoneware tune --ops grouped_mm --weights mixtral_8x7b_down --dtypes e4m3",
         "stoneware tune --ops matmul --shapes 128x16x512x128 --layouts nt,nn",
         "stoneware tune --ops grouped_mm --shapes @shapes.txt",
+        "stoneware tune --ops scaled_mm --shapes 4096x6144x8192 --a-dtypes e5m2 --accumulations slow --scales tensor",
         "stoneware tune --model Llama-3.1-8B/config.json --max-batch-tokens 4096",
         "torchrun --nproc-per-node 8 -m stoneware tune",
     ],
@@ -43,7 +44,7 @@ HELP = help.text(
     "--model also gain {num_problems, over_torch, over_wheel, num_changed}",
 )
 
-_LISTS = ("ops", "weights", "scales", "out_dtypes", "layouts", "dtypes")
+_LISTS = ("ops", "weights", "scales", "out_dtypes", "layouts", "dtypes", "a_dtypes", "accumulations")
 """Flags that are lists of names."""
 
 _MODEL_FLAGS = ("tensor_parallel", "max_batch_tokens", "dtype")
@@ -79,6 +80,10 @@ def tune(
     ] = "bf16",
     layouts: Annotated[str, typer.Option(help="Layouts of a and b, for matmul.")] = "nt",
     dtypes: Annotated[str, typer.Option(help="Dtypes of a and b, for grouped_mm.")] = "e4m3,bf16",
+    a_dtypes: Annotated[str, typer.Option(help="Dtypes of a, for scaled_mm: e4m3, or e5m2 for gradients.")] = "e4m3",
+    accumulations: Annotated[
+        str, typer.Option(help="Accumulations, for scaled_mm: fast, or slow for gradients.")
+    ] = "fast",
     model: Annotated[
         str | None,
         typer.Option(

@@ -26,6 +26,8 @@ def problems(
     out_dtypes: Sequence[str] = ("bf16",),
     layouts: Sequence[str] = ("nt",),
     dtypes: Sequence[str] = ("e4m3", "bf16"),
+    a_dtypes: Sequence[str] = ("e4m3",),
+    accumulations: Sequence[str] = ("fast",),
 ) -> list[AnyProblem]:
     """Every combination, in a fixed order and none twice; the arguments are the flags of
     `stoneware tune`, and an op takes those that it knows.
@@ -47,7 +49,14 @@ def problems(
     if weights is None:
         weights = () if shapes else tuple(layers)
     _check_names("weights", weights, tuple(layers))
-    lists = {"scales": scales, "layouts": layouts, "dtypes": dtypes, "out_dtypes": out_dtypes}
+    lists = {
+        "scales": scales,
+        "layouts": layouts,
+        "dtypes": dtypes,
+        "out_dtypes": out_dtypes,
+        "a_dtypes": a_dtypes,
+        "accumulations": accumulations,
+    }
     for name, values in lists.items():
         of_ops = [spec_of(op).choices.get(name, ()) for op in OPS]
         _check_names(name, values, tuple(dict.fromkeys(one for known in of_ops for one in known)))

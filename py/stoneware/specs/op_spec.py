@@ -85,8 +85,8 @@ class OpSpec:
       forms: number of sizes in a shape -> its form, with an example.
       layers: named layer -> its sizes without m, as in a shape.
       m_values: sizes of a layer -> the m that are measured.
-      choices: list flags of `tune` that the op takes (scales, out_dtypes, layouts, dtypes) -> the
-        values it knows.
+      choices: list flags of `tune` that the op takes (scales, out_dtypes, layouts, dtypes,
+        a_dtypes, accumulations) -> the values it knows.
       out_dtypes_of: dtype of the operands -> dtypes of the result, where not every pair exists.
       problems: (sizes of a shape, and a list for each of `choices`) -> the problems to measure.
       m_title: what m is, for a person.

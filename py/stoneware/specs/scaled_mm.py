@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from stoneware.kernels.config import VENDOR as VENDOR_BACKEND
 from stoneware.kernels.config import Config
-from stoneware.kernels.key import Key
+from stoneware.kernels.key import ACCUMULATIONS, Key
 from stoneware.kernels.manifest import Manifest
 from stoneware.kernels.tile_rule import LARGEST_SPLIT_M, by_tile_m
 from stoneware.specs.op_spec import SHAPE_FORM, OpSpec
-from stoneware.specs.scaled_mm_problem import OP, OUT_DTYPES, SCALES, Problem
+from stoneware.specs.scaled_mm_problem import IN_DTYPES, OP, OUT_DTYPES, SCALES, Problem
 
 VENDOR = Config(backend=VENDOR_BACKEND, kernel="torch._scaled_mm")
 
@@ -134,25 +135,44 @@ def preferred(key: Key, compute_capability: tuple[int, int], manifest: Manifest)
 
     Measured on an H200, untuned, against torch's rowwise kernels: up to m = 128 ours were 1.1 to 2 times
     as fast, and those of e5m2 1.02 to 2.03 times (7 shapes). Above, ours took 1.08 to 1.28 times as long
-    (e5m2, 7 shapes, m of 512 to 14336). With slow accumulation ours were 1.00 to 1.62 times as fast from
-    m = 300 on (e4m3, 30 problems), and with block scales 0.98 to 1.87 times (134 problems, m of 100 to 8192).
-    The vendor library comes before Triton because it has kernels for every arch and size.
+    (e5m2, 7 shapes, m of 512 to 14336). With slow accumulation ours of e4m3 were 1.00 to 1.62 times as fast from
+    m = 300 on (30 problems), and those of e5m2 0.70 to 1.08 times (184 problems, m of 256 to 28672). With block
+    scales they were 0.98 to 1.87 times as fast (134 problems, m of 100 to 8192). The vendor library comes before
+    Triton because it has kernels for every arch and size.
     """
     ours, triton = (
         by_tile_m(key, compute_capability, manifest.select(op=key.op, backend=backend))
         for backend in ("sm90", "triton_aot")
     )
-    is_slow = key.accumulation == "slow"
-    is_ours_first = is_slow if key.m > LARGEST_SPLIT_M else not is_slow
-    is_ours_first |= "block" in key.scales and not is_slow
+    if key.accumulation == "slow":
+        is_ours_first = key.m > LARGEST_SPLIT_M and key.a_dtype == "e4m3"
+    else:
+        is_ours_first = key.m <= LARGEST_SPLIT_M or key.scales == "block"
     return [*ours, VENDOR, *triton] if is_ours_first else [VENDOR, *ours, *triton]
 
 
-def _problems(sizes: Sequence[int], *, scales: Sequence[str], out_dtypes: Sequence[str]) -> Iterator[Problem]:
+def _problems(
+    sizes: Sequence[int],
+    *,
+    scales: Sequence[str],
+    out_dtypes: Sequence[str],
+    a_dtypes: Sequence[str],
+    accumulations: Sequence[str],
+) -> Iterator[Problem]:
     m, n, k = sizes
-    for out_dtype in out_dtypes:
-        for kind in scales:
-            yield Problem.dense(m=m, n=n, k=k, out_dtype=out_dtype, scales=kind)
+    for out_dtype, kind, a_dtype in itertools.product(out_dtypes, scales, a_dtypes):
+        # Block scales leave no choice of accumulation.
+        for accumulation in ("fast",) if "block" in kind else accumulations:
+            yield Problem.dense(
+                m=m,
+                n=n,
+                k=k,
+                dtype=a_dtype,
+                b_dtype="e4m3",
+                out_dtype=out_dtype,
+                scales=kind,
+                use_fast_accum=accumulation == "fast",
+            )
 
 
 SPEC = OpSpec(
@@ -164,13 +184,13 @@ SPEC = OpSpec(
     takes=("scales", "has_bias"),
     preferred=preferred,
     preferred_reason=(
-        f"no measurement applies; up to m = {LARGEST_SPLIT_M} with fast accumulation, above with slow one, and "
-        "with block scales of our Hopper kernels the one with the smallest tile that still covers m; otherwise "
-        "the vendor library, then our kernels by the same rule"
+        f"no measurement applies; with block scales, and up to m = {LARGEST_SPLIT_M} with fast accumulation or above "
+        "with slow one, of our Hopper kernels the one with the smallest tile that still covers m; otherwise the "
+        "vendor library, then our kernels by the same rule"
     ),
     forms={3: SHAPE_FORM},
     layers=WEIGHTS,
     m_values=lambda sizes: M_VALUES,
-    choices={"scales": SCALES, "out_dtypes": OUT_DTYPES},
+    choices={"scales": SCALES, "out_dtypes": OUT_DTYPES, "a_dtypes": IN_DTYPES, "accumulations": ACCUMULATIONS},
     problems=_problems,
 )
