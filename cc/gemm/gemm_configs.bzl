@@ -116,18 +116,19 @@ _SLOW = [
     ((256, 112), 3),
 ]
 
-def _fitted_config(op, dtype, out, tile, stages, swap_ab, shares):
+def _fitted_config(op, dtype, out, tile, stages, swap_ab, shares = "warps", **fields):
     return persistent_mm_config(
         op = op,
         dtype = dtype,
         out = out,
-        tile = tile + ((128 if dtype == "e4m3" else 64),),
+        tile = tile + ((64 if op == "matmul" else 128),),
         stages = stages,
-        warp_groups = tile[0] // 64,
+        warp_groups = 2 if tile[0] == 256 else tile[0] // 64,
         swap_ab = swap_ab,
         shares = shares,
         full_tiles = True,
         max_splits = 1 if shares == "warps" else None,
+        **fields
     )
 
 # Small and middling m: of the tile, n is what m needs; stages for one block an SM or, of the first,
@@ -215,32 +216,28 @@ PERSISTENT_MM_SM90 = [
         ((64, 80, 256), 6),
     ]
 ] + [
-    persistent_mm_config(
-        op = "scaled_mm",
-        dtype = "e4m3",
-        out = "bf16",
-        tile = tile + (128,),
-        stages = stages,
-        warp_groups = 3 if tile[0] == 192 else 2,
+    _fitted_config(
+        "scaled_mm",
+        "e4m3",
+        "bf16",
+        tile,
+        stages,
+        swap_ab = False,
         block_scales = True,
         cluster = (1, along_n, 1),
-        full_tiles = True,
-        swap_ab = False,
     )
     for tile, stages, along_n in _BLOCK_SCALES
 ] + [
     # Gradients, whose sums are long.
-    persistent_mm_config(
-        op = "scaled_mm",
-        dtype = dtype,
-        b_dtype = "e4m3",
-        out = "bf16",
-        tile = tile + (128,),
-        stages = stages,
-        warp_groups = 2,
-        accumulation = "slow",
-        full_tiles = True,
+    _fitted_config(
+        "scaled_mm",
+        dtype,
+        "bf16",
+        tile,
+        stages,
         swap_ab = False,
+        accumulation = "slow",
+        b_dtype = "e4m3",
     )
     for dtype in ["e4m3", "e5m2"]
     for tile, stages in _SLOW
@@ -275,8 +272,7 @@ PERSISTENT_MM_SM90 = [
     for tile, stages, swap_ab, shares in _FITTED_16_BIT
 ]
 
-# fp8 with sums in full fp32 and results that PERSISTENT_MM_SM90 has not, or few rows: scales of two kinds, a
-# bias on a result in fp32.
+# fp8 with slow accumulation, by CUTLASS: for few rows and for results in fp32. The rest is PERSISTENT_MM_SM90's.
 SCALED_MM_SLOW_SM90 = [
     scaled_mm_config(
         a = a,

@@ -14,6 +14,7 @@ _FAMILY = kernel_family(
     template = "PersistentMm",
     device_hdrs = _SHARED_HDRS + [
         "persistent_mm_block_sm90.cuh",
+        "persistent_mm_boxes_sm90.cuh",
         "persistent_mm_load_sm90.cuh",
         "persistent_mm_sm90.cuh",
         "persistent_mm_store_sm90.cuh",

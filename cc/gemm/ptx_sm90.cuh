@@ -33,8 +33,10 @@ class Mbarrier {
     asm volatile("mbarrier.init.shared::cta.b64 [%1], %0;" ::"r"(num_arrivals), "r"(Address()));
   }
 
-  __device__ __forceinline__ void Arrive() {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(Address()));
+  __device__ __forceinline__ void Arrive() { ArriveAt(Address()); }
+
+  static __device__ __forceinline__ void ArriveAt(std::uint32_t address) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address));
   }
 
   // Arrives, and adds bytes to those expected.
@@ -51,8 +53,10 @@ class Mbarrier {
 
   // Waits until the phase of this parity is complete. The last operand is the time in nanoseconds
   // for which the hardware may suspend the thread before it polls again.
-  __device__ __forceinline__ void Wait(std::uint32_t parity) {
-    const std::uint32_t address = Address();
+  __device__ __forceinline__ void Wait(std::uint32_t parity) { WaitAt(Address(), parity); }
+
+  // The same by a barrier's address in shared memory, which a caller may keep.
+  static __device__ __forceinline__ void WaitAt(std::uint32_t address, std::uint32_t parity) {
     asm volatile(
         "{\n"
         ".reg .pred is_done;\n"
@@ -65,11 +69,6 @@ class Mbarrier {
         "r"(parity), "r"(10'000'000));
   }
 
-  // The same by a barrier's address in shared memory.
-  static __device__ __forceinline__ void ArriveAt(std::uint32_t address) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
-  }
-
   // Arrives at the barrier of the same place in a block of the cluster.
   static __device__ __forceinline__ void ArriveInBlockAt(std::uint32_t address, int block) {
     asm volatile(
@@ -79,20 +78,6 @@ class Mbarrier {
         "mbarrier.arrive.shared::cluster.b64 _, [mapped];\n"
         "}\n" ::"r"(address),
         "r"(block)
-        : "memory");
-  }
-
-  static __device__ __forceinline__ void WaitAt(std::uint32_t address, std::uint32_t parity) {
-    asm volatile(
-        "{\n"
-        ".reg .pred is_done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 is_done, [%0], %1, %2;\n"
-        "@is_done bra done;\n"
-        "bra again;\n"
-        "done:\n"
-        "}\n" ::"r"(address),
-        "r"(parity), "r"(10'000'000)
         : "memory");
   }
 
