@@ -135,10 +135,10 @@ def preferred(key: Key, compute_capability: tuple[int, int], manifest: Manifest)
 
     Measured on an H200, untuned, against torch's rowwise kernels: up to m = 128 ours were 1.1 to 2 times
     as fast, and those of e5m2 1.02 to 2.03 times (7 shapes). Above, ours took 1.08 to 1.28 times as long
-    (e5m2, 7 shapes, m of 512 to 14336). With slow accumulation ours of e4m3 were 1.00 to 1.62 times as fast from
-    m = 300 on (30 problems), and those of e5m2 0.70 to 1.08 times (184 problems, m of 256 to 28672). With block
-    scales they were 0.98 to 1.87 times as fast (134 problems, m of 100 to 8192). The vendor library comes before
-    Triton because it has kernels for every arch and size.
+    (e5m2, 7 shapes, m of 512 to 14336). The best of them was, with slow accumulation of e4m3, 0.96 to 1.62 times as
+    fast as torch's kernel (134 problems, m of 256 to 28672), of e5m2 0.50 to 1.23 times (92 problems), and with
+    block scales 0.98 to 2.35 times (117 problems, m of 100 to 8192). The vendor library comes before Triton because
+    it has kernels for every arch and size.
     """
     ours, triton = (
         by_tile_m(key, compute_capability, manifest.select(op=key.op, backend=backend))
