@@ -306,7 +306,8 @@ SCALED_MM_BLOCK_SM90 = [
     ]
 ]
 
-# Rows a group: up to 16, 32, 64 (the swapped ones, whose tile's n runs along them), 128, and many.
+# Row scales and bf16, rows a group: up to 16, 32, 64 (the swapped ones, whose tile's n runs along them), 128, and
+# many.
 GROUPED_MM_SM90 = [
     grouped_mm_config(
         operand = operand,
@@ -322,6 +323,31 @@ GROUPED_MM_SM90 = [
         ((128, 64), "cooperative", True),
         ((128, 128), "pingpong", False),
         ((128, 256), "cooperative", False),
+    ]
+] + [
+    # Block scales: rows a group up to 16, 32 and 64 (swapped), and more. Blocks of a cluster along n load a for
+    # each other.
+    persistent_mm_config(
+        op = "grouped_mm",
+        dtype = "e4m3",
+        out = "bf16",
+        tile = tile,
+        stages = stages,
+        warp_groups = warp_groups,
+        swap_ab = warp_groups == 1,
+        block_scales = True,
+        full_tiles = True,
+        cluster = (1, along_n, 1),
+    )
+    for tile, stages, warp_groups, along_n in [
+        ((64, 16, 256), 9, 1, 1),
+        ((64, 32, 256), 8, 1, 1),
+        ((64, 64, 256), 6, 1, 1),
+        ((128, 128, 128), 5, 2, 1),
+        ((128, 192, 128), 4, 2, 1),
+        ((192, 112, 128), 4, 3, 1),
+        ((256, 128, 128), 4, 2, 1),
+        ((256, 128, 128), 4, 2, 2),
     ]
 ]
 

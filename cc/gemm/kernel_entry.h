@@ -53,6 +53,7 @@ struct GemmProblem {
   // Of block scales: from the scale of one row of a, or 128 columns of b, to the next.
   std::int64_t scale_a_stride_m = 1;
   std::int64_t scale_b_stride_n = 1;
+  std::int64_t group_stride_scale_b = 0;  // from one group's scales of b to the next (grouped_mm)
 };
 
 // Device addresses, of one type so that a list can say which of them a launch passes.

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "cc/gemm/grouped_tiles.h"
 #include "cc/gemm/persistent_mm_sm90.h"
 #include "cc/gemm/ptx_sm90.cuh"
 
@@ -67,28 +68,6 @@ struct ColumnShare {
         end(slice.Share(Shape::kColumnGroups * (rank + 1))) {}
 };
 
-// Where a tile begins. Tiles go in bands of m, so that the operands of those that run at one time
-// fit L2.
-template <class Shape>
-struct TileOffset {
-  int n;
-  int m;
-
-  __device__ TileOffset(const PersistentMmScalars& params, int tile) {
-    int band, in_band, n_tile, m_tile;
-    params.tiles_of_band(band, in_band, tile);
-    const auto& height =
-        band == params.last_band ? params.height_of_last_band : params.height_of_band;
-    height(n_tile, m_tile, in_band);
-    if constexpr (Shape::kBlocksAlongN > 1) {
-      n_tile = n_tile * Shape::kBlocksAlongN + static_cast<int>(BlockInCluster());
-    }
-    n = n_tile * Shape::kTileN;
-    m = (band * params.height_of_band.divisor + m_tile) * Shape::kTileM;
-    if constexpr (Shape::kFullTiles) m = min(m, max(params.m - Shape::kTileM, 0));
-  }
-};
-
 // The block's shared memory. Chunks are numbered across stages: stage * kChunks + chunk in the
 // stage.
 template <class Shape>
@@ -108,6 +87,8 @@ struct SharedMemory {
   Mbarrier* full;
   Mbarrier* empty;
   Mbarrier* summed;  // partial sums of the other blocks have arrived
+  int* offsets;      // of groups
+  int* m_tile_ends;  // of each group: tiles along m of all groups up to it
 
   __device__ explicit SharedMemory(char* base)
       : rows(reinterpret_cast<Element*>(base)),
@@ -118,7 +99,9 @@ struct SharedMemory {
         block_scales(reinterpret_cast<float*>(base + Shape::kBlockScalesAt)),
         full(reinterpret_cast<Mbarrier*>(base + Shape::kBarriersAt)),
         empty(full + Shape::kStages),
-        summed(full + 2 * Shape::kStages) {}
+        summed(full + 2 * Shape::kStages),
+        offsets(reinterpret_cast<int*>(base + Shape::kTableAt)),
+        m_tile_ends(offsets + kMaxGroups) {}
 
   // `tile_idx`: how many tiles the block had before this one.
   __device__ float* ScalesOfB(int tile_idx) const {
@@ -137,6 +120,28 @@ struct SharedMemory {
   // One scale for each m, then those of b.
   __device__ float* BlockScales(int chunk) const {
     return block_scales + chunk * Shape::kChunkScales;
+  }
+};
+
+// Where a tile begins. Tiles go in bands of m, so that the operands of those that run at one time
+// fit L2.
+template <class Shape, bool kGroups = Shape::kGroups>
+struct TileOffset {
+  int n;
+  int m;
+
+  __device__ TileOffset(const PersistentMmScalars& params, const SharedMemory<Shape>&, int tile) {
+    int band, in_band, n_tile, m_tile;
+    params.tiles_of_band(band, in_band, tile);
+    const auto& height =
+        band == params.last_band ? params.height_of_last_band : params.height_of_band;
+    height(n_tile, m_tile, in_band);
+    if constexpr (Shape::kBlocksAlongN > 1) {
+      n_tile = n_tile * Shape::kBlocksAlongN + static_cast<int>(BlockInCluster());
+    }
+    n = n_tile * Shape::kTileN;
+    m = (band * params.height_of_band.divisor + m_tile) * Shape::kTileM;
+    if constexpr (Shape::kFullTiles) m = min(m, max(params.m - Shape::kTileM, 0));
   }
 };
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cc/gemm/persistent_mm_block_sm90.cuh"
+#include "cc/gemm/persistent_mm_groups_sm90.cuh"
 #include "cc/gemm/persistent_mm_sm90.h"
 #include "cc/gemm/ptx_sm90.cuh"
 #include "cc/gemm/ring_position_sm90.cuh"
@@ -55,8 +56,9 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
     const CacheHint a_hint = is_once ? CacheHint::kEvictLast : CacheHint::kEvictNormal;
     const CacheHint b_hint = is_once ? CacheHint::kEvictFirst : CacheHint::kEvictNormal;
     RingPosition<Shape::kStages> ring;
-    for (int tile = slice.first_tile; tile < params.num_tiles; tile += slice.stride) {
-      const TileOffset<Shape> offset(params, tile);
+    const int num_tiles = TilesOfResult(params, shared);
+    for (int tile = slice.first_tile; tile < num_tiles; tile += slice.stride) {
+      const TileOffset<Shape> offset(params, shared, tile);
       for (int i = 0; i < slice.num_steps; ++i, ring.Advance()) {
         const int stage = ring.stage;
         Mbarrier* const full = &shared.full[stage];
@@ -68,7 +70,12 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
           const int position = stage * Shape::kChunks + chunk;
           void* const rows = shared.rows + position * Shape::kRows * Shape::kChunkElements;
           void* const columns = shared.columns + position * Shape::kColumns * Shape::kChunkElements;
-          LoadBox(&params.b_map, full, b_hint, Shape::kSwapAb ? rows : columns, k, offset.n);
+          void* const of_b = Shape::kSwapAb ? rows : columns;
+          if constexpr (Shape::kGroups) {
+            LoadBox(&params.b_map, full, b_hint, of_b, k, offset.n, offset.group);
+          } else {
+            LoadBox(&params.b_map, full, b_hint, of_b, k, offset.n);
+          }
           if constexpr (Shape::kBlocksAlongN > 1) {
             constexpr int kPart = Shape::kTileM / Shape::kBlocksAlongN;
             const int first = static_cast<int>(BlockInCluster()) * kPart;
@@ -99,8 +106,9 @@ __device__ void LoadBlockScales(const typename Shape::Params& params,
   const int first_block = slice.first_step * Shape::kChunks;
   SyncAtNamedBarrier(64, kBarriersReadyForScales);
   RingPosition<Shape::kStages> ring;
-  for (int tile = slice.first_tile; tile < params.num_tiles; tile += slice.stride) {
-    const TileOffset<Shape> offset(params, tile);
+  const int num_tiles = TilesOfResult(params, shared);
+  for (int tile = slice.first_tile; tile < num_tiles; tile += slice.stride) {
+    const TileOffset<Shape> offset(params, shared, tile);
     const float* scales_a[kCopies];
 #pragma unroll
     for (int copy = 0; copy < kCopies; ++copy) {
@@ -118,6 +126,7 @@ __device__ void LoadBlockScales(const typename Shape::Params& params,
     }
     const float* scale_b = params.scale_b + block_of_n * params.scale_b_stride +
                            (first_block + chunk_of_b) * params.ld_scale_b;
+    if constexpr (Shape::kGroups) scale_b += offset.group * params.group_stride_scale_b;
     int blocks_left = num_blocks - first_block;
     // Without the pragma the compiler unrolls depending on the size of the surrounding code.
 #pragma unroll 1

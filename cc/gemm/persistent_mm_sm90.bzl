@@ -7,7 +7,7 @@ load(":config_checks.bzl", "config_function", "field", "one_of", "positives")
 load(":kernel_config.bzl", "join", "kernel_config", "kernel_family")
 load(":tile_rules.bzl", "SCALE_BLOCK", "swap_ab_field", "tile_rules")
 
-_SHARED_HDRS = ["config.h", "fast_divmod.h", "persistent_mm_sm90.h"]
+_SHARED_HDRS = ["config.h", "fast_divmod.h", "grouped_tiles.h", "persistent_mm_sm90.h"]
 
 _FAMILY = kernel_family(
     name = "persistent_mm_sm90",
@@ -15,6 +15,7 @@ _FAMILY = kernel_family(
     device_hdrs = _SHARED_HDRS + [
         "persistent_mm_block_sm90.cuh",
         "persistent_mm_boxes_sm90.cuh",
+        "persistent_mm_groups_sm90.cuh",
         "persistent_mm_load_sm90.cuh",
         "persistent_mm_sm90.cuh",
         "persistent_mm_store_sm90.cuh",
@@ -60,13 +61,21 @@ _BOX_COLUMNS = 64
 # kMaxSharedBytesSm90 of config.h.
 _MAX_SHARED_BYTES = 227 * 1024
 
+# Of the table of groups: kMaxGroups of grouped_tiles.h, each with two ints.
+_TABLE_BYTES = 1024 * 2 * 4
+
+def _has_groups(config):
+    return config.op == "grouped_mm"
+
 def _max_splits(config):
+    if _has_groups(config):
+        return 1
     if config.shares == "columns":
         return _MAX_COLUMN_SPLITS
     return _MAX_SPLITS.get(config.warp_groups, 1) if config.swap_ab else 1
 
 _FIELDS = {
-    "op": field(one_of("matmul", "scaled_mm"), "the op that it serves"),
+    "op": field(one_of("grouped_mm", "matmul", "scaled_mm"), "the op that it serves"),
     "dtype": field(one_of(*sorted(_OPERAND_BYTES)), "the dtype of the left operand"),
     "b_dtype": field(
         one_of(*sorted(_OPERAND_BYTES)),
@@ -139,7 +148,13 @@ def _rules(config):
                 .format(_CHUNK_BYTES, k_bytes),
         ),
     ]
-    if config.shares == "columns":
+    if _has_groups(config):
+        rules.append((
+            config.max_splits == 1 and config.shares == "warps",
+            "blocks must not share the k of a tile of grouped_mm, but max_splits is {} and shares {}; omit both"
+                .format(config.max_splits, repr(config.shares)),
+        ))
+    elif config.shares == "columns":
         rules += _column_rules(config)
     else:
         splits = [1, _MAX_SPLITS[warp_groups]] if config.swap_ab else [1]
@@ -192,7 +207,8 @@ def _shared_bytes(config):
     vectors = 2 * of_tile * 4 * (config.warp_groups if _overlaps_sums(config) else 1)
     scales = config.stages * k // SCALE_BLOCK * (tile_m + 4) * 4 if config.block_scales else 0
     barriers = (2 * config.stages + 1) * 8
-    fixed = stages + vectors + scales + barriers
+    table = _TABLE_BYTES if _has_groups(config) else 0
+    fixed = stages + vectors + scales + barriers + table
 
     # Boxes: a place for each, or as many as fit.
     box = (tile_m if config.swap_ab else 64) * _BOX_COLUMNS * 2
@@ -340,6 +356,7 @@ def _kernel(config):
             "kBlockScales": config.block_scales,
             "kBlocksAlongN": config.cluster[1],
             "kFullTiles": config.full_tiles,
+            "kGroups": _has_groups(config),
             "kMaxSplits": config.max_splits,
             "kPromotes": _promotes(config),
             "kSchedule": schedule,

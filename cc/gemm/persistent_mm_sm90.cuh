@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cc/gemm/persistent_mm_block_sm90.cuh"
+#include "cc/gemm/persistent_mm_groups_sm90.cuh"
 #include "cc/gemm/persistent_mm_load_sm90.cuh"
 #include "cc/gemm/persistent_mm_sm90.h"
 #include "cc/gemm/persistent_mm_store_sm90.cuh"
@@ -34,6 +35,21 @@ __device__ void FetchAhead(const typename Shape::Params& params,
   }
 }
 
+template <class Shape>
+__device__ void SumOverlapped(const SharedMemory<Shape>& shared, const TileOffset<Shape>& offset,
+                              RingPosition<Shape::kStages>& ring, int num_steps,
+                              Sums<Shape>& sums) {
+  if constexpr (Shape::kGroups) {
+    if constexpr (TileOffset<Shape>::kHasHalves) {
+      if (offset.is_half) {
+        OverlappedSum<Shape, 1>(shared).Run(ring, num_steps, offset.n, sums);
+        return;
+      }
+    }
+  }
+  OverlappedSum<Shape>(shared).Run(ring, num_steps, offset.n, sums);
+}
+
 // Runs on the warp groups that multiply.
 template <class Shape, bool kSplitsK>
 __device__ void MultiplyTiles(const typename Shape::Params& params,
@@ -47,11 +63,12 @@ __device__ void MultiplyTiles(const typename Shape::Params& params,
   Sums<Shape> sums = {};
   RingPosition<Shape::kStages> ring;
   int tile_idx = 0;
-  for (int tile = slice.first_tile; tile < params.num_tiles; tile += slice.stride, ++tile_idx) {
-    const TileOffset<Shape> offset(params, tile);
-    const TileVectors<Shape> vectors(params, offset.n, offset.m);
+  for (int tile = slice.first_tile; tile < TilesOfResult(params, shared);
+       tile += slice.stride, ++tile_idx) {
+    const TileOffset<Shape> offset(params, shared, tile);
+    const TileVectors<Shape> vectors(params, offset);
     if constexpr (Shape::kOverlapsSums) {
-      OverlappedSum<Shape>(shared).Run(ring, slice.num_steps, offset.n, sums);
+      SumOverlapped(shared, offset, ring, slice.num_steps, sums);
       vectors.Share(shared, tile_idx);
     } else if constexpr (Shape::kBlockScales) {
       SumScaledTile<Shape>(shared, operands, ring, slice.num_steps, sums);
@@ -64,7 +81,15 @@ __device__ void MultiplyTiles(const typename Shape::Params& params,
       Release(shared, last_stage);
     }
 
-    const bool is_last_tile = tile + slice.stride >= params.num_tiles;
+    const bool is_last_tile = tile + slice.stride >= TilesOfResult(params, shared);
+    if constexpr (Shape::kGroups && Shape::kStoresBoxes) {
+      if (offset.HasRowsOfOthers()) {
+        // A box would overwrite the rows of the next group.
+        TileStore<Shape, false>(params, shared, offset, tile_idx, is_last_tile).Run(sums);
+        Boxes<Shape>::End();
+        continue;
+      }
+    }
     if constexpr (kSplitsK && Shape::kSharesColumns) {
       const PartialColumns<Shape> partial(shared, slice);
       partial.Exchange(shared, sums);
@@ -94,6 +119,7 @@ struct PersistentMmKernel {
 
   static __device__ void Run(const Params& params, char* shared_bytes) {
     const SharedMemory<Shape> shared(shared_bytes);
+    if constexpr (Shape::kGroups) MakeTable<Shape>(params, shared);
     if (Shape::kMaxSplits > 1 && BlocksOfCluster() > 1) {
       RunBlock<(Shape::kMaxSplits > 1)>(params, shared);
     } else {

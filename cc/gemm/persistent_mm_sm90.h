@@ -18,6 +18,17 @@
 //   scale_a   [m, k / 128]    any                    fp32
 //   scale_b   [k / 128, n / 128, rounded up]  any    fp32
 //
+// With kGroups the rows of a are in groups, and each has its own b and scale_b (mixture of
+// experts): group g has the rows m with offsets[g - 1] <= m < offsets[g], and offsets[-1] is 0.
+//
+//   b         [groups, k, n]  [group_stride_b, 1, ldb]
+//   scale_b   [groups, n] or [groups, k / 128, n / 128, rounded up]
+//   offsets   [groups]        [1]                    int32, never decreasing
+//
+// A group may be empty, or begin and end at any row. Rows of d from the last offset on are not
+// written. Only the device knows the tiles: each block makes a table of them in shared memory. A
+// tile may also read rows of the next group, whose sums are not stored.
+//
 // The accumulator is fp32. The tensor core sums fp8 over all of a block's k ("fast accumulation").
 // With block scales or kPromotes ("slow accumulation") it sums over 128 of k, and fp32 instructions
 // add these sums. The partial sums of a tile's blocks are added in an order that
@@ -38,9 +49,9 @@
 // docs/design/persistent_mm_sm90.md has the measurements.
 //
 // Beside what every config has (config.h), one of this family has kStages, kWarpGroups,
-// kBlockScales, kBlocksAlongN, kFullTiles, kMaxSplits, kPromotes and kSharesColumns. This header is
-// what the device side (persistent_mm_sm90.cuh) and the host side (persistent_mm_sm90_host.h)
-// share.
+// kBlockScales, kBlocksAlongN, kFullTiles, kGroups, kMaxSplits, kPromotes and kSharesColumns. This
+// header is what the device side (persistent_mm_sm90.cuh) and the host side
+// (persistent_mm_sm90_host.h) share.
 
 #pragma once
 
@@ -50,6 +61,7 @@
 
 #include "cc/gemm/config.h"
 #include "cc/gemm/fast_divmod.h"
+#include "cc/gemm/grouped_tiles.h"
 
 namespace stoneware::gemm::sm90 {
 
@@ -92,6 +104,17 @@ struct PersistentMmAheadParams<true> {
   std::int64_t ldb_bytes;
 };
 
+template <bool kGroups>
+struct PersistentMmGroupParams {};
+
+template <>
+struct PersistentMmGroupParams<true> {
+  const std::int32_t* offsets;
+  std::int64_t group_stride_scale_b;
+  int num_groups;
+  int band;  // tiles along m that run together, so that their operands fit L2
+};
+
 template <bool kNarrowBoxes>
 struct PersistentMmNarrowParams {};
 
@@ -113,6 +136,8 @@ struct PersistentMmShape {
   // The last tile along m begins so early that it is full: a tile with rows beyond m can take twice
   // as long. Rows that are in two tiles have the same bits in both.
   static constexpr bool kFullTiles = Config::kFullTiles;
+
+  static constexpr bool kGroups = Config::kGroups;
 
   // Rows and columns are those of what is computed: with swapped operands d^T.
   static constexpr bool kSwapAb = Config::kSwapAb;
@@ -189,6 +214,8 @@ struct PersistentMmShape {
   static constexpr int kBlockScaleBytes = kBlockScales ? kStages * kChunks * kChunkScales * 4 : 0;
   // Two barriers per stage, and one for partial sums.
   static constexpr int kBarrierBytes = (2 * kStages + 1) * 8;
+  // The table of groups.
+  static constexpr int kTableBytes = kGroups ? 2 * kMaxGroups * 4 : 0;
 
   static_assert(kOutBytes == 2 && kColumns % (kSwapAb ? 8 : 16) == 0,
                 "gemm_configs.bzl refuses such a config");
@@ -207,16 +234,18 @@ struct PersistentMmShape {
       (kBoxesWanted - 1) * kBoxBytes + kBoxRows * kLastBoxColumns * 2;
   // Beside the stages each box has a place, or as many as fit are used in turn, so that the next
   // tile is multiplied while boxes are stored. If none fits, threads store their registers.
-  static constexpr int kBoxSpace =
-      (kMaxSharedBytesSm90 - kStagesBytes - kVectorBytes - kBlockScaleBytes - kBarrierBytes) /
-      kWarpGroups;
+  static constexpr int kBoxSpace = (kMaxSharedBytesSm90 - kStagesBytes - kVectorBytes -
+                                    kBlockScaleBytes - kBarrierBytes - kTableBytes) /
+                                   kWarpGroups;
   static constexpr bool kHasPlaceForEach = kWantedBytes <= kBoxSpace;
   static constexpr bool kStoresAtOnce = kOverlapsSums && kHasPlaceForEach;
+  // With groups they do so as well unless each box has a place.
   static constexpr int kBoxes = kTileM < 64        ? 0
                                 : kHasPlaceForEach ? kBoxesWanted
+                                : kGroups          ? 0
                                                    : kBoxSpace / kBoxBytes;
   static constexpr bool kStoresBoxes = kBoxes > 0;
-  static_assert(kSwapAb || kStoresBoxes, "gemm_configs.bzl refuses such a config");
+  static_assert(kSwapAb || kStoresBoxes || kGroups, "gemm_configs.bzl refuses such a config");
   static constexpr int kGroupBoxesBytes =
       kStoresBoxes && kHasPlaceForEach ? kWantedBytes : kBoxes * kBoxBytes;
   static constexpr int kBoxesBytes = kWarpGroups * kGroupBoxesBytes;
@@ -227,6 +256,7 @@ struct PersistentMmShape {
   static constexpr int kMaxSplits = Config::kMaxSplits;
   static constexpr bool kSharesColumns = Config::kSharesColumns;
   static_assert(kMaxSplits == 1 || kMaxSplits == (kSharesColumns || kWarpGroups == 1 ? 4 : 2));
+  static_assert(kMaxSplits == 1 || !kGroups, "gemm_configs.bzl refuses such a config");
   static constexpr bool kSplitsStoreBoxes =
       kStoresBoxes && !kSharesColumns && kMaxSplits <= kWarpGroups;
 
@@ -257,16 +287,18 @@ struct PersistentMmShape {
                 "gemm_configs.bzl refuses such a config");
   static constexpr int kBlockScalesAt = kVectorsAt + kVectorBytes;
   static constexpr int kBarriersAt = kBlockScalesAt + kBlockScaleBytes;
-  static constexpr int kSharedBytes = kBarriersAt + kBarrierBytes;
+  static constexpr int kTableAt = kBarriersAt + kBarrierBytes;
+  static constexpr int kSharedBytes = kTableAt + kTableBytes;
   static_assert(kSharedBytes <= kMaxSharedBytesSm90, "gemm_configs.bzl refuses such a config");
 
   // Tiles of few m, whose time is that of reading b.
-  static constexpr bool kFetchesAhead = kSwapAb && kWarpGroups == 1 && kColumns <= 64;
+  static constexpr bool kFetchesAhead = !kGroups && kSwapAb && kWarpGroups == 1 && kColumns <= 64;
 
   // The kernel's only parameter.
   struct Params : PersistentMmMaps,
                   PersistentMmScalars,
                   PersistentMmAheadParams<kFetchesAhead>,
+                  PersistentMmGroupParams<kGroups>,
                   PersistentMmNarrowParams<kNarrowBoxes> {};
 };
 

@@ -12,6 +12,7 @@
 #include "cc/driver/driver_api.h"
 #include "cc/driver/launch.h"
 #include "cc/gemm/fast_divmod.h"
+#include "cc/gemm/grouped_tiles.h"
 #include "cc/gemm/kernel_entry.h"
 #include "cc/gemm/operand_map.h"
 #include "cc/gemm/persistent_mm_sm90.h"
@@ -30,14 +31,13 @@ struct PersistentMmHost {
 
   static bool CanImplement(const GemmProblem& problem) {
     const bool is_shareable = Shape::kSharesColumns || (problem.splits & (problem.splits - 1)) == 0;
-    const std::int64_t num_tiles =
-        std::int64_t{CeilDiv(problem.m, Shape::kTileM)} * CeilDiv(problem.n, Shape::kTileN);
+    const std::int64_t num_tiles = MaxTiles(problem);
     // An int must hold the end of the last tile, which may lie beyond the tensor's.
     const auto fits = [](int extent, int tile) {
       return std::int64_t{CeilDiv(extent, tile)} * tile <= std::numeric_limits<int>::max();
     };
     return fits(problem.m, Shape::kTileM) && fits(problem.n, Shape::kTileN) &&
-           fits(problem.k, Shape::kTileK) && problem.batch == 1 && problem.num_groups == 0 &&
+           fits(problem.k, Shape::kTileK) && problem.batch == 1 && HasGroups(problem) &&
            HasScales(problem) && is_shareable && problem.splits <= Shape::kMaxSplits &&
            problem.splits <= CeilDiv(problem.k, Shape::kTileK) &&
            // Blocks along x are counted in an int.
@@ -51,12 +51,16 @@ struct PersistentMmHost {
     SetTensors(&params, problem, tensors);
     SetTiles(&params, problem);
 
-    // As few blocks as finish in the same number of waves.
     int num_clusters = params.num_tiles;
     if (problem.splits == 1 && problem.num_sms > 0) {
       const int slots = std::max(problem.num_sms * kBlocksPerSm / Shape::kBlocksAlongN, 1);
-      const int waves = CeilDiv(params.num_tiles, slots);
-      num_clusters = CeilDiv(params.num_tiles, waves);
+      if constexpr (Shape::kGroups) {
+        num_clusters = std::min(slots, params.num_tiles);
+      } else {
+        // As few blocks as finish in the same number of waves.
+        const int waves = CeilDiv(params.num_tiles, slots);
+        num_clusters = CeilDiv(params.num_tiles, waves);
+      }
     }
     void* parameters[] = {&params};
     const auto cluster_size = static_cast<unsigned>(problem.splits * Shape::kBlocksAlongN);
@@ -77,7 +81,28 @@ struct PersistentMmHost {
   // tiles for all SMs.
   static constexpr int kBandM = 2048;
 
+  // Tiles of groups along m that share one tile of b before the next n is taken: with 132 SMs some
+  // 16 x 8 tiles run at once, whose operands are few.
+  static constexpr int kBandOfGroup = 16;
+
   static int CeilDiv(int numerator, int denominator) { return (numerator - 1) / denominator + 1; }
+
+  static bool HasGroups(const GemmProblem& problem) {
+    if (!Shape::kGroups) return problem.num_groups == 0;
+    // A tile that begins before m ends may reach beyond it, from any row.
+    return problem.num_groups >= 1 && problem.num_groups <= kMaxGroups &&
+           problem.m <= std::numeric_limits<int>::max() - Shape::kTileM;
+  }
+
+  // Tiles of d, of a cluster. With groups the most that any offsets give: each group wastes less
+  // than one tile along m, and one without rows has none.
+  static std::int64_t MaxTiles(const GemmProblem& problem) {
+    const std::int64_t m_tiles =
+        Shape::kGroups
+            ? std::min<std::int64_t>(problem.m, problem.m / Shape::kTileM + problem.num_groups)
+            : CeilDiv(problem.m, Shape::kTileM);
+    return m_tiles * CeilDiv(problem.n, Shape::kTileN * Shape::kBlocksAlongN);
+  }
 
   static bool HasScales(const GemmProblem& problem) {
     const auto is_plain = [](Scale scale) {
@@ -103,7 +128,7 @@ struct PersistentMmHost {
 
   static void EncodeMaps(Params* params, const GemmProblem& problem, const GemmTensors& tensors) {
     EncodeOperandMap(&params->b_map, Shape::kB, tensors.b, problem.n, problem.k, problem.ldb,
-                     Shape::kTileN);
+                     Shape::kTileN, problem.num_groups, problem.batch_stride_b);
     EncodeOperandMap(&params->a_map, Shape::kA, tensors.a, problem.m, problem.k, problem.lda,
                      Shape::kTileM / Shape::kBlocksAlongN);
     if (Shape::kStoresBoxes && (problem.splits == 1 || Shape::kSplitsStoreBoxes)) {
@@ -122,6 +147,12 @@ struct PersistentMmHost {
     if constexpr (Shape::kFetchesAhead) {
       params->b = tensors.b;
       params->ldb_bytes = problem.ldb * Shape::kOperandBytes;
+    }
+    if constexpr (Shape::kGroups) {
+      params->offsets = static_cast<const std::int32_t*>(tensors.offsets);
+      params->group_stride_scale_b = problem.group_stride_scale_b;
+      params->num_groups = problem.num_groups;
+      params->band = kBandOfGroup;
     }
     params->d = tensors.d;
     params->scale_a = static_cast<const float*>(tensors.scale_a);
@@ -145,9 +176,11 @@ struct PersistentMmHost {
     params->n = problem.n;
     params->k = problem.k;
     params->num_k_tiles = CeilDiv(problem.k, Shape::kTileK);
-    params->num_m_tiles = CeilDiv(problem.m, Shape::kTileM);
+    params->num_tiles = static_cast<int>(MaxTiles(problem));
+    // Of a group, on average.
+    const int m = Shape::kGroups ? CeilDiv(problem.m, problem.num_groups) : problem.m;
+    params->num_m_tiles = CeilDiv(m, Shape::kTileM);
     const int num_n_tiles = CeilDiv(problem.n, Shape::kTileN * Shape::kBlocksAlongN);
-    params->num_tiles = params->num_m_tiles * num_n_tiles;
     const int band = std::min(std::max(kBandM / Shape::kTileM, 1), params->num_m_tiles);
     params->last_band = (params->num_m_tiles - 1) / band;
     params->tiles_of_band = FastDivmod(band * num_n_tiles);

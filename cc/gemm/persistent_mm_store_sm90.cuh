@@ -8,6 +8,7 @@
 
 #include "cc/gemm/persistent_mm_block_sm90.cuh"
 #include "cc/gemm/persistent_mm_boxes_sm90.cuh"
+#include "cc/gemm/persistent_mm_groups_sm90.cuh"
 #include "cc/gemm/persistent_mm_sm90.h"
 #include "cc/gemm/ptx_sm90.cuh"
 #include "cc/gemm/transpose_sm90.cuh"
@@ -148,16 +149,22 @@ struct TileVectors {
   float scale_b[kOfN];
   float bias[kOfN];
 
-  __device__ TileVectors(const PersistentMmScalars& params, int first_n, int first_m) {
+  __device__ TileVectors(const typename Shape::Params& params, const TileOffset<Shape>& offset) {
+    const int first_n = offset.n;
+    const int first_m = offset.m;
     const int thread = Thread();
+    const float* scales_b = params.scale_b;
+    if constexpr (Shape::kGroups && Shape::kHasVectorScales) {
+      if (scales_b != nullptr) scales_b += offset.group * params.group_stride_scale_b;
+    }
     const auto* const biases = static_cast<const unsigned short*>(params.bias);
 #pragma unroll
     for (int i = 0; i < kOfN; ++i) {
       const int n = first_n + thread + i * kThreads;
       const bool is_inside = n < params.n;
       bias[i] = is_inside && biases != nullptr ? Unpack<Shape::kOut>(biases[n]) : 0.0f;
-      scale_b[i] = !Shape::kBlockScales && is_inside && params.scale_b != nullptr
-                       ? params.scale_b[n * params.scale_b_stride]
+      scale_b[i] = !Shape::kBlockScales && is_inside && scales_b != nullptr
+                       ? scales_b[n * params.scale_b_stride]
                        : 1.0f;
     }
 #pragma unroll
@@ -199,10 +206,10 @@ struct TileVectors {
   }
 };
 
-// Stores eight neighbours in n of one row of d.
-__device__ void StoreRun(const PersistentMmScalars& params, int m, int n,
+// Stores eight neighbours in n of one row of d, if it lies before row end_m.
+__device__ void StoreRun(const PersistentMmScalars& params, int end_m, int m, int n,
                          const unsigned (&words)[4]) {
-  if (m < params.m && n < params.n) {
+  if (m < end_m && n < params.n) {
     *reinterpret_cast<uint4*>(static_cast<unsigned short*>(params.d) + m * params.ldd + n) =
         make_uint4(words[0], words[1], words[2], words[3]);
   }
@@ -231,8 +238,10 @@ class TileStore {
       const int row = (step * Shape::kWarpGroups + warp_group_) * 64 + warp_ * 16;
       if constexpr (Shape::kSwapAb) {
         StoreTransposed(sums[step], row);
-      } else {
+      } else if constexpr (kUsesBoxes) {
         StoreStraight(sums[step], row);
+      } else {
+        StoreStraightRuns(sums[step], row);
       }
     }
     if constexpr (kStoresAtOnce) {
@@ -287,7 +296,7 @@ class TileStore {
         } else {
           // Lane q of the quad gets the eight n of half q % 2 of block q / 2.
           TransposeInQuad(words, quad_lane_);
-          StoreRun(params_, offset_.m + row + quad_lane_ % 2 * 8 + lane_ / 4,
+          StoreRun(params_, EndM(), offset_.m + row + quad_lane_ % 2 * 8 + lane_ / 4,
                    offset_.n + group * 16 + quad_lane_ / 2 * 8, words);
         }
       }
@@ -297,8 +306,17 @@ class TileStore {
  private:
   using Sums = float[Shape::kSums];
 
-  static constexpr bool kStoresAtOnce = Shape::kStoresAtOnce;
+  static constexpr bool kStoresAtOnce = kUsesBoxes && Shape::kStoresAtOnce;
   static constexpr bool kUsesStages = !Shape::kSwapAb && !kStoresAtOnce;
+
+  // The row of d after the last that may be stored.
+  __device__ int EndM() const {
+    if constexpr (Shape::kGroups) {
+      return offset_.group_end;
+    } else {
+      return params_.m;
+    }
+  }
 
   __device__ const CUtensorMap* MapOf(bool is_whole) const {
     if constexpr (Shape::kNarrowBoxes) {
@@ -360,7 +378,7 @@ class TileStore {
     // eight n of half q % 2 of that row of block + q / 2.
     TransposeInQuad(words, quad_lane_);
     if (Shape::kColumns % 16 != 0 && block + quad_lane_ / 2 == Shape::kColumns / 8) return;
-    StoreRun(params_, offset_.m + (block + quad_lane_ / 2) * 8 + lane_ / 4,
+    StoreRun(params_, EndM(), offset_.m + (block + quad_lane_ / 2) * 8 + lane_ / 4,
              offset_.n + row + quad_lane_ % 2 * 8, words);
   }
 
@@ -377,6 +395,29 @@ class TileStore {
     if constexpr (Shape::kNarrowBoxes) {
       StoreBoxAt<Shape::kLastBoxColumns>(&params_.narrow_d_map, sums, row,
                                          Shape::kColumns - Shape::kLastBoxColumns, scale_a);
+    }
+  }
+
+  // From registers, two blocks of eight n at a time.
+  __device__ void StoreStraightRuns(const Sums& sums, int row) {
+    const float scale_a[2] = {Scale(scales_a_, row + lane_ / 4),
+                              Scale(scales_a_, row + lane_ / 4 + 8)};
+#pragma unroll
+    for (int block = 0; block < Shape::kColumns / 8; block += 2) {
+      unsigned words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int at = block + i / 2;
+        const float* const pair = &sums[at * 4 + i % 2 * 2];
+        const float2 scale_b = ScalePair(scales_b_, at * 8 + 2 * quad_lane_);
+        const float2 bias = Pair(biases_, at * 8 + 2 * quad_lane_);
+        words[i] = Pack<Shape::kOut>(scale_a[i % 2] * pair[0] * scale_b.x + bias.x,
+                                     scale_a[i % 2] * pair[1] * scale_b.y + bias.y);
+      }
+      // Lane q of the quad gets the eight n of half q % 2 of block q / 2.
+      TransposeInQuad(words, quad_lane_);
+      StoreRun(params_, EndM(), offset_.m + row + quad_lane_ % 2 * 8 + lane_ / 4,
+               offset_.n + (block + quad_lane_ / 2) * 8, words);
     }
   }
 

@@ -158,8 +158,9 @@ __device__ void SumScaledTile(const SharedMemory<Shape>& shared, const Operands<
 // Sums tiles chunk by chunk where several warp groups multiply: while one adds the sums of a chunk,
 // another multiplies. A warp group multiplies 64 of its rows at a time, so that it has one set of
 // products. What stands between two products is short: addresses are in uniform registers, scales
-// are read before, and it looks whether the next stage is full while it multiplies.
-template <class Shape>
+// are read before, and it looks whether the next stage is full while it multiplies. Of each warp
+// group's rows it sums 64 kRowSteps times.
+template <class Shape, int kRowSteps = Shape::kRowSteps>
 class OverlappedSum {
  public:
   __device__ explicit OverlappedSum(const SharedMemory<Shape>& shared)
@@ -198,7 +199,7 @@ class OverlappedSum {
   struct StageScales {
     static constexpr int kOfB = kNextScale < Shape::kTileN ? 2 : 1;
 
-    float of_rows[Shape::kRowSteps][2];
+    float of_rows[kRowSteps][2];
     float of_b[kOfB];
 
     // `address`: of the first.
@@ -211,7 +212,7 @@ class OverlappedSum {
           of_b[i] = LoadSharedFloat(address + (Shape::kTileM + i) * 4);
         }
 #pragma unroll
-        for (int i = 0; i < 2 * Shape::kRowSteps; ++i) {
+        for (int i = 0; i < 2 * kRowSteps; ++i) {
           of_rows[i / 2][i % 2] =
               LoadSharedFloat(address + (i / 2 * (Shape::kWarpGroups * 64) + i % 2 * 8 + row) * 4);
         }
@@ -223,7 +224,7 @@ class OverlappedSum {
   __device__ void Sum(RingPosition<Shape::kStages>& ring, int num_steps, Sums<Shape>& sums) const {
     using Scales = StageScales<kNextScale>;
 #pragma unroll
-    for (int step = 0; step < Shape::kRowSteps; ++step) {
+    for (int step = 0; step < kRowSteps; ++step) {
 #pragma unroll
       for (int i = 0; i < Shape::kSums; ++i) sums[step][i] = 0.0f;
     }
@@ -235,13 +236,13 @@ class OverlappedSum {
       if (!is_full) Mbarrier::WaitAt(full_ + stage * 8, ring.parity);
       const Scales scales(scales_ + stage * (Shape::kChunkScales * 4));
 #pragma unroll
-      for (int step = 0; step < Shape::kRowSteps; ++step) {
+      for (int step = 0; step < kRowSteps; ++step) {
         FenceSums(products);
         FenceWgmma();
         int is_added = 0;
         MultiplyChunk<Shape>(operands_, stage, is_added, products, step);
         CommitWgmma();
-        const bool is_last = step + 1 == Shape::kRowSteps;
+        const bool is_last = step + 1 == kRowSteps;
         if (is_last) {
           ring.Advance();
           is_full = Mbarrier::IsCompleteAt(full_ + ring.stage * 8, ring.parity);

@@ -140,6 +140,7 @@ void Plan::CheckProblem() const {
     CheckAtLeast("ld_scale_b", p.ld_scale_b, 0, "pass the tensor's stride");
     CheckAtLeast("scale_b_stride_n", p.scale_b_stride_n, 0, "pass the tensor's stride");
   }
+  CheckAtLeast("group_stride_scale_b", p.group_stride_scale_b, 0, "pass the tensor's stride");
   CheckAtLeast("device", p.device, 0, "pass its ordinal");
   CheckAtLeast("num_sms", p.num_sms, 1, "pass the device's SM count");
   if (p.max_swizzle != 1 && p.max_swizzle != 2 && p.max_swizzle != 4 && p.max_swizzle != 8) {

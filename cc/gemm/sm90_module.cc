@@ -103,7 +103,7 @@ void Init(Plan* self, const std::string& kernel, const std::vector<std::string>&
           std::int64_t batch, std::int64_t batch_stride_a, std::int64_t batch_stride_b,
           std::int64_t batch_stride_d, std::int64_t num_groups, int max_swizzle,
           const std::string& raster, int splits, std::int64_t scale_a_stride_m,
-          std::int64_t scale_b_stride_n) {
+          std::int64_t scale_b_stride_n, std::int64_t group_stride_scale_b) {
   GemmProblem problem;
   problem.m = ToInt("m", m);
   problem.n = ToInt("n", n);
@@ -127,6 +127,7 @@ void Init(Plan* self, const std::string& kernel, const std::vector<std::string>&
   problem.splits = splits;
   problem.scale_a_stride_m = scale_a_stride_m;
   problem.scale_b_stride_n = scale_b_stride_n;
+  problem.group_stride_scale_b = group_stride_scale_b;
   new (self) Plan(kernel, ToTensors(tensors), problem);
 }
 
@@ -155,6 +156,7 @@ NB_MODULE(_sm90, m) {
       "ld_scale_a"_a = 0, "ld_scale_b"_a = 0, "batch"_a = 1, "batch_stride_a"_a = 0,
       "batch_stride_b"_a = 0, "batch_stride_d"_a = 0, "num_groups"_a = 0, "max_swizzle"_a = 1,
       "raster"_a = "heuristic", "splits"_a = 1, "scale_a_stride_m"_a = 1, "scale_b_stride_n"_a = 1,
+      "group_stride_scale_b"_a = 0,
       "Checks the problem; makes no CUDA call.\n\n"
       "Args:\n"
       "  kernel: an id from kernels().\n"
@@ -178,7 +180,8 @@ NB_MODULE(_sm90, m) {
       "  raster: order of the output tiles: \"heuristic\", \"along_m\" or \"along_n\".\n"
       "  splits: blocks that share the k of one output tile, for kernels that can.\n"
       "  scale_a_stride_m, scale_b_stride_n: of block scales, elements from the scale of one\n"
-      "    row of a, or of 128 columns of b, to the next.\n\n"
+      "    row of a, or of 128 columns of b, to the next.\n"
+      "  group_stride_scale_b: elements from one group's scales of b to the next.\n\n"
       "Raises:\n"
       "  ValueError: the kernel cannot compute the problem, or an argument is out of range.");
   stoneware::driver::BindLaunches(plan);

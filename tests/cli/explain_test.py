@@ -41,8 +41,8 @@ from stoneware.tuning.store import Store
             "--bias must be left out: for scaled_mm and matmul; grouped_mm has no bias",
         ),
         (
-            ["grouped_mm", "-m", 1, "-n", 16, "-k", 16, "--num-groups", 2, "--scales", "row"],
-            "--scales must be left out",
+            ["grouped_mm", "-m", 1, "-n", 16, "-k", 16, "--num-groups", 2, "--scales", "tensor"],
+            "scales='tensor' must be one of row, block",
         ),
     ],
 )

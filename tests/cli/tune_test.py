@@ -220,7 +220,7 @@ def test_an_interrupt_ends_with_130_and_keeps_what_was_measured(measuring, own_s
         (["--device", "2"], "--device=2 must be the number of a GPU that torch finds, 0 to 1"),
         (["--rounds", "0"], "rounds=0 must be at least 1; pass"),
         (["--ops", "conv"], "ops=conv must be among"),
-        (["--ops", "matmul", "--scales", "row"], "--scales=row is for scaled_mm, which --ops=matmul"),
+        (["--ops", "matmul", "--scales", "row"], "--scales=row is for scaled_mm and grouped_mm, which --ops=matmul"),
         (["--ops", "scaled_mm", "--layouts", "nt"], "add matmul, or leave --layouts out"),
         (["--ops", "matmul,scaled_mm", "--dtypes", "bf16"], "--dtypes=bf16 is for grouped_mm"),
         (["--ops", "grouped_mm", "--shapes", "16x4096x64"], "the form that grouped_mm takes: GxMxNxK"),

@@ -69,21 +69,20 @@ def test_scaled_mm(n, k, scales, fast):
         assert_rows_are_the_same(call)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, FP8], ids=str)
-def test_grouped_mm_gives_a_row_the_same_bits_in_any_group(dtype):
+@pytest.mark.parametrize("scales", ["none", "row", "block"])
+def test_grouped_mm_gives_a_row_the_same_bits_in_any_group(scales):
     n, k, groups = 1024, 2048, 4
-    a, b = drawn(n, k, dtype)
+    a, b = drawn(n, k, torch.bfloat16 if scales == "none" else FP8)
     weights = b.expand(groups, n, k).contiguous().mT
-    scale_a, scale_b = (
-        torch.rand(ROWS, device="cuda") + 0.5,
-        torch.rand(n, device="cuda").expand(groups, n).contiguous(),
-    )
+    shapes = {"none": (), "row": ((ROWS,), (n,)), "block": ((ROWS, k // 128), (k // 128, n // 128))}[scales]
+    drawn_scales = [torch.rand(shape, device="cuda") + 0.5 for shape in shapes]
+    if drawn_scales:
+        drawn_scales[1] = drawn_scales[1].expand(groups, *shapes[1]).contiguous()
     results = []
     with sw.batch_invariant():
         for ends in ([0, 1, 5, ROWS], [ROWS // 2, ROWS // 2, ROWS - 1, ROWS], [ROWS, ROWS, ROWS, ROWS]):
             offs = torch.tensor(ends, device="cuda", dtype=torch.int32)
-            scales = () if dtype == torch.bfloat16 else (scale_a, scale_b)
-            results.append(sw.grouped_mm(a, weights, offs, *scales).view(torch.int16))
+            results.append(sw.grouped_mm(a, weights, offs, *drawn_scales).view(torch.int16))
     assert all(torch.equal(result, results[0]) for result in results)
 
 

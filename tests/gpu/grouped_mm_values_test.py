@@ -15,6 +15,7 @@ from stoneware.ops.tensor_checks import TORCH_DTYPES
 from stoneware.specs import tolerance
 from stoneware.specs.grouped_mm_problem import Problem
 from stoneware.specs.problem import unit
+from stoneware.specs.scaled_mm_problem import BLOCK
 
 KERNELS = fitting_kernels.of("grouped_mm")
 every_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=fitting_kernels.kernel_id)
@@ -28,6 +29,7 @@ CASES = {
     "empty ends": ([0] * 20 + [33, 90, 1] + [0] * 20, 1552, 272),
     "one group of many": ([0] * 700 + [513] + [0] * 323, 512, 528),
     "many rows": ([2000, 1, 3001], 2064, 4112),
+    "ends of tiles": ([255, 256, 257, 129, 128, 127, 385], 400, 384),
     "no rows": ([0, 0, 0], 512, 512),
 }
 
@@ -37,6 +39,8 @@ class Tensors:
 
     def __init__(self, kernel, counts: list[int], n: int, k: int, rows_after: int, pad: int):
         dtype = TORCH_DTYPES[kernel.config["a"]]
+        if kernel.config.get("scales") == "block":
+            k = -(-k // BLOCK) * BLOCK
         self.counts = counts
         self.used = sum(counts)
         m, groups = self.used + rows_after, len(counts)
@@ -49,9 +53,23 @@ class Tensors:
         )
         self.out = self.base[1 : m + 1, GUARD : GUARD + n]
         self.offs = torch.tensor(counts).cumsum(0).to(torch.int32).cuda()
-        is_fp8 = kernel.config["a"] == "e4m3"
-        self.scale_a = torch.rand(m, device="cuda") + 0.5 if is_fp8 else None
-        self.scale_b = torch.rand(groups, n, device="cuda") + 0.5 if is_fp8 else None
+        self.scale_a = self.scale_b = None
+        strides = {}
+        if kernel.config.get("scales") == "block":
+            # Row-major of a, which quantize does not write, and column-major of b.
+            self.scale_a = torch.rand(m, k // BLOCK + 3, device="cuda")[:, : k // BLOCK] + 0.5
+            self.scale_b = torch.rand(groups, -(-n // BLOCK), k // BLOCK, device="cuda").mT + 0.5
+            strides = {
+                "has_block_scales": True,
+                "scale_a_stride_m": self.scale_a.stride(0),
+                "ld_scale_a": self.scale_a.stride(1),
+                "group_stride_scale_b": self.scale_b.stride(0),
+                "ld_scale_b": self.scale_b.stride(1),
+                "scale_b_stride_n": self.scale_b.stride(2),
+            }
+        elif kernel.config["a"] == "e4m3":
+            self.scale_a = torch.rand(m, device="cuda") + 0.5
+            self.scale_b = torch.rand(groups, n, device="cuda") + 0.5
         self.problem = Problem(
             m=m,
             n=n,
@@ -64,6 +82,7 @@ class Tensors:
             ldb=self.b.stride(2),
             ldd=self.out.stride(0),
             group_stride_b=self.b.stride(0),
+            **strides,
         )
 
     def run(self, kernel, device) -> None:
@@ -80,13 +99,21 @@ class Tensors:
             begin += count
             if not count:
                 continue
-            want = self.a[rows].float().double() @ self.b[group].float().double()
-            if self.scale_a is not None:
+            a, b = self.a[rows].float().double(), self.b[group].float().double()
+            if self.problem.has_block_scales:
+                a *= self.scale_a[rows].repeat_interleave(BLOCK, 1)
+                b *= self.scale_b[group].repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:, : self.problem.n]
+            want = a @ b
+            if self.problem.scales == "row":
                 want *= self.scale_a[rows, None].double() * self.scale_b[group].double()
             error = (self.out[rows].double() - want).norm() / want.norm()
             assert error.item() < limit, f"group {group} of {count} rows"
         self.out[: self.used] = math.nan
         assert self.base.isnan().all()
+
+
+def _scales(kernel) -> str:
+    return kernel.config.get("scales") or ("row" if kernel.config["a"] == "e4m3" else "none")
 
 
 def _padded(shape: tuple[int, ...], pad: int, dtype: torch.dtype) -> torch.Tensor:
@@ -127,11 +154,11 @@ def test_offsets_that_break_their_promise_write_nothing_beyond_out(kernel, offs,
     assert tensors.base.isnan().all()
 
 
-@pytest.mark.parametrize("dtype", ["e4m3", "bf16"])
-def test_a_graph_of_the_call_serves_other_offsets(dtype, device):
-    kernel = next((kernel for kernel in KERNELS if kernel.config["a"] == dtype), None)
+@pytest.mark.parametrize("scales", ["row", "block", "none"])
+def test_a_graph_of_the_call_serves_other_offsets(scales, device):
+    kernel = next((kernel for kernel in KERNELS if _scales(kernel) == scales), None)
     if kernel is None:
-        pytest.skip(f"no kernel of {dtype} fits {device}")
+        pytest.skip(f"no kernel of {scales} scales fits {device}")
     tensors = Tensors(kernel, [10, 20, 30, 40], 512, 512, rows_after=0, pad=0)
 
     def call() -> None:

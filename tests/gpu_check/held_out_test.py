@@ -137,7 +137,12 @@ def test_a_cut_off_run_is_of_all_sets():
 
 
 def test_ops_and_sets_are_named_alike():
-    assert held_out.chosen_sets(["grouped_mm", "fp8_row"]) == ["fp8_row", "grouped_fp8", "grouped_bf16"]
+    assert held_out.chosen_sets(["grouped_mm", "fp8_row"]) == [
+        "fp8_row",
+        "grouped_fp8",
+        "grouped_block",
+        "grouped_bf16",
+    ]
     with pytest.raises(ValueError, match="ops=mm must be among"):
         held_out.chosen_sets(["mm"])
 

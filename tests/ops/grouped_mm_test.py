@@ -11,9 +11,11 @@ from operands import poisoned, random_fp8, relative_error
 
 import stoneware as sw
 from stoneware.specs.grouped_mm_problem import Problem
+from stoneware.specs.scaled_mm_problem import BLOCK
 from stoneware.specs.tolerance import tolerance
 
 G, N, K = 4, 48, 64
+BLOCK_N, BLOCK_K = 144, 384
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +30,20 @@ class Arguments:
 
     def expected(self) -> torch.Tensor:
         """The rows before the last offset, in float64."""
-        d = torch.cat([rows @ weight.double().t() for rows, weight in zip(self.groups(self.a.double()), self.weights)])
-        if self.scale_a is None:
+        a, weights = self.a.double(), self.weights.double()
+        if self.has_block_scales:
+            a = a * self.scale_a.double().repeat_interleave(BLOCK, 1)
+            of_weights = self.scale_b.mT.double().repeat_interleave(BLOCK, 1)[:, : weights.shape[1]]
+            weights = weights * of_weights.repeat_interleave(BLOCK, 2)
+        d = torch.cat([rows @ weight.t() for rows, weight in zip(self.groups(a), weights)])
+        if self.scale_a is None or self.has_block_scales:
             return d
         scale_b = torch.cat([row.expand(len(rows), -1) for rows, row in zip(self.groups(self.a), self.scale_b)])
         return d * self.scale_a[: len(d), None].double() * scale_b.double()
+
+    @property
+    def has_block_scales(self) -> bool:
+        return self.scale_a is not None and self.scale_a.ndim == 2
 
     def groups(self, rows: torch.Tensor) -> list[torch.Tensor]:
         ends = self.offs.tolist()
@@ -43,29 +54,37 @@ class Arguments:
         return sw.grouped_mm(**{**good, **changes})
 
 
-def arguments(dtype: str, ends: list[int], rows_after: int = 0) -> Arguments:
-    m = ends[-1] + rows_after
-    is_fp8 = dtype == "e4m3"
-    a = random_fp8(m, K) if is_fp8 else torch.randn(m, K).bfloat16()
-    weights = random_fp8(len(ends) * N, K) if is_fp8 else torch.randn(len(ends) * N, K).bfloat16()
+def arguments(kind: str, ends: list[int], rows_after: int = 0) -> Arguments:
+    """Of bf16, of e4m3 with row scales, or of "block", which is e4m3 too."""
+    m, groups = ends[-1] + rows_after, len(ends)
+    n, k = (BLOCK_N, BLOCK_K) if kind == "block" else (N, K)
+    is_fp8 = kind != "bf16"
+    a = random_fp8(m, k) if is_fp8 else torch.randn(m, k).bfloat16()
+    weights = random_fp8(groups * n, k) if is_fp8 else torch.randn(groups * n, k).bfloat16()
+    scale_a = scale_b = None
+    if kind == "block":
+        scale_a, scale_b = torch.rand(m, k // BLOCK) + 0.5, (torch.rand(groups, -(-n // BLOCK), k // BLOCK) + 0.5).mT
+    elif is_fp8:
+        scale_a, scale_b = torch.rand(m) + 0.5, torch.rand(groups, n) + 0.5
     return Arguments(
         a=a,
-        weights=weights.view(len(ends), N, K),
+        weights=weights.view(groups, n, k),
         offs=torch.tensor(ends, dtype=torch.int32),
-        scale_a=torch.rand(m) + 0.5 if is_fp8 else None,
-        scale_b=torch.rand(len(ends), N) + 0.5 if is_fp8 else None,
+        scale_a=scale_a,
+        scale_b=scale_b,
     )
 
 
-@pytest.mark.parametrize("dtype", ["e4m3", "bf16"])
+@pytest.mark.parametrize("dtype", ["e4m3", "bf16", "block"])
 @pytest.mark.parametrize(
     "ends", [[5], [0, 3, 3, 10], [1, 2, 3, 4], [0, 0, 0, 7], [7, 7, 7, 7], [17, 18, 50, 51]], ids=str
 )
 def test_result_agrees_with_float64(dtype, ends):
     given = arguments(dtype, ends)
     result = given.call()
-    assert result.dtype == torch.bfloat16 and result.shape == (ends[-1], N)
-    assert relative_error(result, given.expected()) < tolerance("bf16", K)
+    n, k = given.weights.shape[1:]
+    assert result.dtype == torch.bfloat16 and result.shape == (ends[-1], n)
+    assert relative_error(result, given.expected()) < tolerance("bf16", k)
 
 
 @pytest.mark.parametrize("dtype", ["e4m3", "bf16"])
@@ -110,6 +129,7 @@ def test_groups_without_any_rows_give_nothing(ends):
 
 GOOD = arguments("e4m3", [0, 3, 4, 11])
 PLAIN = arguments("bf16", [0, 3, 4, 11])
+BLOCKS = arguments("block", [0, 3, 4, 11])
 
 BAD = {
     "offs int64": (GOOD, {"offs": GOOD.offs.long()}, TypeError, ["offs.dtype=torch.int64", "int32"]),
@@ -134,8 +154,21 @@ BAD = {
     "fp32": (PLAIN, {"a": PLAIN.a.float()}, TypeError, ["a.dtype=torch.float32", "quantise"]),
     "no scale": (GOOD, {"scale_b": None}, TypeError, ["scale_b=None", "pass one"]),
     "scale of bf16": (PLAIN, {"scale_a": torch.ones(11)}, ValueError, ["scale_a", "must be None"]),
-    "scale of a column": (GOOD, {"scale_a": torch.ones(11, 1)}, ValueError, ["scale_a.shape=[11, 1]", "[m]=[11]"]),
+    "scale of a column": (GOOD, {"scale_a": torch.ones(1, 11)}, ValueError, ["scale_a.shape=[1, 11]", "=[11, 1]"]),
     "scale of one group": (GOOD, {"scale_b": torch.ones(N)}, ValueError, ["scale_b.shape=[48]", "[4, 48]"]),
+    "block scales of rows": (GOOD, {"scale_a": torch.ones(11, 2)}, ValueError, ["scale_a.shape=[11, 2]", "[m, k/128]"]),
+    "block scale of rows of b": (
+        BLOCKS,
+        {"scale_b": torch.ones(G, BLOCK_N)},
+        ValueError,
+        ["scale_b.shape=[4, 144]", "[groups, k/128, n/128], rounded up,=[4, 3, 2]", "128 x 128"],
+    ),
+    "block scales of part of k": (
+        arguments("e4m3", [0, 3, 4, 11]),
+        {"scale_a": torch.ones(11, 1), "scale_b": torch.ones(G, 1, 1)},
+        ValueError,
+        ["k=64 must be a positive multiple of 128"],
+    ),
     "out dtype": (PLAIN, {"out_dtype": torch.float16}, TypeError, ["float16", "torch.bfloat16"]),
     "out shape": (PLAIN, {"out": torch.empty(12, N).bfloat16()}, ValueError, ["out.shape=[12, 48]", "[11, 48]"]),
     "backend": (GOOD, {"backend": "triton_aot"}, ValueError, ["triton_aot", "sm90"]),

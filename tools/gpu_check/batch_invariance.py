@@ -58,13 +58,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "fp8 block": {"op": "scaled_mm", "scales": "block"},
     "bf16 grouped": {"op": "grouped_mm", "dtype": "bf16"},
     "fp8 grouped": {"op": "grouped_mm"},
+    "fp8 block grouped": {"op": "grouped_mm", "scales": "block"},
 }
 
 RowsCall = Callable[[slice, Config | None], torch.Tensor]
 
 
 def _drawn_sizes(rng: random.Random, kind: str) -> tuple[int, int]:
-    unit = 128 if kind == "fp8 block" else 16
+    unit = 128 if KINDS[kind].get("scales") == "block" else 16
     n = 16 * round(2 ** rng.uniform(4, 8.5))
     return n, max(unit, unit * round(2 ** rng.uniform(8, 13.5) / unit))
 
@@ -87,16 +88,19 @@ def _call(kind: str, n: int, k: int) -> tuple[RowsCall, list[torch.Tensor]]:
         weight = b.t().contiguous() if described.get("layout") == "nn" else b.t()
         return sw.matmul(a[rows], weight, bias, out=poisoned(rows), config=config)
 
+    def block_scales(rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        blocks, columns = k // 128, -(-n // 128)
+        # As torch wants them: columns of scale_a, padded rows of scale_b.
+        drawn_a = (scale_a[:, None] * (1 + torch.arange(blocks, device="cuda") % 7)).t()[:, rows].contiguous()
+        drawn_b = torch.ones(columns, -(-blocks // 4) * 4, device="cuda") * scale_b[:columns, None]
+        return drawn_a.t(), drawn_b.t()
+
     def scaled_mm(rows: slice, config: Config | None) -> torch.Tensor:
         scales = scale_a[rows, None], scale_b[None]
         if described.get("scales") == "tensor":
             scales = scale_a[:1], scale_b[:1]
         if described.get("scales") == "block":
-            blocks, columns = k // 128, -(-n // 128)
-            # As torch wants them: columns of scale_a, padded rows of scale_b.
-            drawn_a = (scale_a[:, None] * (1 + torch.arange(blocks, device="cuda") % 7)).t()[:, rows].contiguous()
-            drawn_b = torch.ones(columns, -(-blocks // 4) * 4, device="cuda") * scale_b[:columns, None]
-            scales = drawn_a.t(), drawn_b.t()
+            scales = block_scales(rows)
         fast = described.get("use_fast_accum", True)
         return sw.scaled_mm(
             a[rows], b.t(), *scales, bias, out_dtype, out=poisoned(rows), config=config, use_fast_accum=fast
@@ -108,7 +112,12 @@ def _call(kind: str, n: int, k: int) -> tuple[RowsCall, list[torch.Tensor]]:
         ends = [count // 3, count // 3, count // 2, count]
         offs = torch.tensor(ends, device="cuda", dtype=torch.int32)
         weights = b.expand(len(ends), n, k).contiguous().mT
-        scales = () if dtype == torch.bfloat16 else (scale_a[rows], scale_b.expand(len(ends), n).contiguous())
+        scales: tuple[torch.Tensor, ...] = ()
+        if described.get("scales") == "block":
+            of_a, of_b = block_scales(rows)
+            scales = of_a, of_b[: k // 128].expand(len(ends), -1, -1)
+        elif dtype != torch.bfloat16:
+            scales = scale_a[rows], scale_b.expand(len(ends), n).contiguous()
         return sw.grouped_mm(a[rows], weights, offs, *scales, out=poisoned(rows), config=config)
 
     return {"matmul": matmul, "scaled_mm": scaled_mm, "grouped_mm": grouped_mm}[described["op"]], tensors

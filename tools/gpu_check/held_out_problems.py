@@ -162,6 +162,7 @@ SETS: dict[str, ProblemSet] = {
     "bf16_nn": ProblemSet(op="matmul", options={"layout": "nn"}, n_unit=8, k_unit=8, product="dgrad"),
     "bf16_tn": ProblemSet(op="matmul", options={"layout": "tn"}, n_unit=8, k_unit=8, product="wgrad"),
     "grouped_fp8": ProblemSet(op="grouped_mm", options={"dtype": "e4m3"}),
+    "grouped_block": ProblemSet(op="grouped_mm", options={"dtype": "e4m3", "scales": "block"}, k_unit=128),
     "grouped_bf16": ProblemSet(op="grouped_mm", options={"dtype": "bf16"}, n_unit=8, k_unit=8),
 }
 

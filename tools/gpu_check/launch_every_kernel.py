@@ -132,10 +132,10 @@ def _problem(kernel: KernelRecord, counts: tuple[int, ...], n: int, k: int, *, i
         "num_groups": len(counts),
         "has_bias": is_first,
         "layout": layout,
-        "scales": config.get("scales") or ("row" if is_first else "tensor"),
+        "scales": config.get("scales") or ("row" if is_first or has_groups else "tensor"),
     }
     options = {name: value for name, value in values.items() if name in spec.takes}
-    if "scales" in options:
+    if kernel.op == "scaled_mm":
         options |= {"b_dtype": config["b"], "use_fast_accum": config.get("accumulation") != "slow"}
     problem = spec.make_problem(m=m, n=n, k=k, dtype=config["a"], out_dtype=config["out"], **options)
     strides = {"lda": problem.lda + _PAD_A, "ldb": problem.ldb + _PAD_B}

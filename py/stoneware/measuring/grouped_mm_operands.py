@@ -11,6 +11,7 @@ import torch
 from stoneware.measuring import operands
 from stoneware.measuring.operands import Device, Operands
 from stoneware.specs.grouped_mm_problem import Problem
+from stoneware.specs.scaled_mm_problem import BLOCK, num_blocks
 
 _LEAST_SHARE, _LARGEST_SHARE = 0.7, 1.3
 """Rows of a group, in units of the mean, drawn like in DeepGEMM (tests/generators.py)."""
@@ -44,8 +45,23 @@ def make(problem: Problem, device: Device) -> Operands:
     scale_a = scale_b = None
     if problem.scales == "row":
         scale_a, scale_b = operands.scale(1, m, device)[0], operands.scale(num_groups, problem.n, device)
+    elif problem.scales == "block":
+        scale_a, scale_b = _block_scales(problem, device)
     groups = {"b": (num_groups, problem.group_stride_b)}
     return operands.product(problem, device, groups, offs=offs, scale_a=scale_a, scale_b=scale_b)
+
+
+def _block_scales(problem: Problem, device: Device) -> tuple[torch.Tensor, torch.Tensor]:
+    """scale_a [m, k / 128] and scale_b [groups, k / 128, ceil(n / 128)], with the problem's strides."""
+    shape_a = problem.m, num_blocks(problem.k)
+    shape_b = problem.num_groups, num_blocks(problem.k), num_blocks(problem.n)
+    strides_a = problem.scale_a_stride_m, problem.ld_scale_a
+    strides_b = problem.group_stride_scale_b, problem.ld_scale_b, problem.scale_b_stride_n
+    _, scale_a = operands.poisoned(shape_a, strides_a, torch.float32, device)
+    _, scale_b = operands.poisoned(shape_b, strides_b, torch.float32, device)
+    scale_a.copy_(operands.scale(*shape_a, device))
+    scale_b.copy_(operands.scale(shape_b[0] * shape_b[1], shape_b[2], device).view(shape_b))
+    return scale_a, scale_b
 
 
 def reference(tensors: Operands) -> torch.Tensor:
@@ -55,7 +71,10 @@ def reference(tensors: Operands) -> torch.Tensor:
     for group, (begin, end) in enumerate(zip([0, *ends], ends)):
         rows = slice(begin, end)
         scales: tuple[torch.Tensor, ...] = ()
-        if tensors.scales:
+        block = 1
+        if tensors.problem.has_block_scales:
+            scales, block = (tensors.scale_a[rows], tensors.scale_b[group]), BLOCK
+        elif tensors.scales:
             scales = tensors.scale_a[rows, None], tensors.scale_b[group, None]
-        operands.multiply(result[rows], tensors.a[rows], tensors.b[group], *scales)
+        operands.multiply(result[rows], tensors.a[rows], tensors.b[group], *scales, block=block)
     return result

@@ -207,14 +207,18 @@ def problems(
 
 
 def _of_layer(layer: Layer, dtype: str, tokens: Sequence[int]) -> Iterator[AnyProblem]:
-    sizes = {"n": layer.n, "k": layer.k}
+    sizes: dict[str, Any] = {"n": layer.n, "k": layer.k}
     if layer.num_experts:
-        if dtype in ("fp16", "fp8_block"):
-            raise ValueError(f"grouped_mm takes bf16, or fp8 with a scale per row, not {dtype}; name one of these")
+        if dtype == "fp16":
+            raise ValueError(f"grouped_mm takes bf16 or fp8, not {dtype}; name one of these")
         make = spec_of("grouped_mm").make_problem
         groups = layer.num_experts
+        if dtype.startswith("fp8"):
+            sizes |= {"dtype": "e4m3", "scales": "block" if "block" in dtype else "row"}
+        else:
+            sizes["dtype"] = dtype
         for rows in dict.fromkeys(max(1, one * layer.per_token // groups) * groups for one in tokens):
-            yield make(m=rows, num_groups=groups, dtype="e4m3" if dtype == "fp8" else dtype, **sizes)
+            yield make(m=rows, num_groups=groups, **sizes)
         return
     for m in tokens:
         if dtype.startswith("fp8"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from stoneware.kernels.config import VENDOR as VENDOR_BACKEND
@@ -9,7 +10,7 @@ from stoneware.kernels.config import Config
 from stoneware.kernels.key import Key
 from stoneware.kernels.manifest import Manifest
 from stoneware.kernels.tile_rule import by_tile_m
-from stoneware.specs.grouped_mm_problem import IN_DTYPES, OP, OUT_DTYPES, Problem
+from stoneware.specs.grouped_mm_problem import IN_DTYPES, OP, OUT_DTYPES, SCALES, Problem
 from stoneware.specs.op_spec import OpSpec
 
 VENDOR = Config(backend=VENDOR_BACKEND, kernel="torch._grouped_mm")
@@ -46,12 +47,18 @@ def preferred(key: Key, compute_capability: tuple[int, int], manifest: Manifest)
     return [*by_tile_m(key, compute_capability, manifest.select(op=key.op, backend="sm90")), VENDOR]
 
 
-def _problems(sizes: Sequence[int], *, dtypes: Sequence[str], out_dtypes: Sequence[str]) -> Iterator[Problem]:
+def _problems(
+    sizes: Sequence[int], *, dtypes: Sequence[str], out_dtypes: Sequence[str], scales: Sequence[str]
+) -> Iterator[Problem]:
     num_groups, m, n, k = sizes
-    for out_dtype in out_dtypes:
-        for dtype in dtypes:
-            if out_dtype in OUT_DTYPES[dtype]:
-                yield Problem.dense(m=m * num_groups, n=n, k=k, num_groups=num_groups, dtype=dtype, out_dtype=out_dtype)
+    for out_dtype, dtype in itertools.product(out_dtypes, dtypes):
+        if out_dtype not in OUT_DTYPES[dtype]:
+            continue
+        # bf16 has no scales to choose from.
+        for kind in ("row",) if dtype == "bf16" else (one for one in scales if one in SCALES):
+            yield Problem.dense(
+                m=m * num_groups, n=n, k=k, num_groups=num_groups, dtype=dtype, out_dtype=out_dtype, scales=kind
+            )
 
 
 SPEC = OpSpec(
@@ -60,7 +67,7 @@ SPEC = OpSpec(
     arguments=(("out_dtype", "ScalarType?"),),
     problem=Problem,
     make_problem=Problem.dense,
-    takes=("num_groups",),
+    takes=("num_groups", "scales"),
     needs={"num_groups": "pass --num-groups 8, with -m the rows of all groups together"},
     preferred=preferred,
     preferred_reason=(
@@ -70,7 +77,7 @@ SPEC = OpSpec(
     forms={4: "GxMxNxK, G groups of M rows on average, such as 8x16x4096x14336"},
     layers=EXPERTS,
     m_values=lambda sizes: [m for m in ROWS_PER_GROUP if m * sizes[0] <= MAX_ROWS],
-    choices={"dtypes": IN_DTYPES, "out_dtypes": OUT_DTYPES["e4m3"]},
+    choices={"dtypes": IN_DTYPES, "out_dtypes": OUT_DTYPES["e4m3"], "scales": SCALES},
     out_dtypes_of=OUT_DTYPES,
     problems=_problems,
     m_title="m, the mean rows of a group",

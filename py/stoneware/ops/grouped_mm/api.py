@@ -34,8 +34,10 @@ def grouped_mm(
 
         out[m] = scale_a[m] * scale_b[g] * (a[m] @ b[g])  for offs[g - 1] <= m < offs[g]
 
-    The arguments mean the same as in torch._grouped_mm and torch._scaled_grouped_mm for a 2-D and a
-    3-D tensor. The kernel reads the offsets on the device: the call does not synchronize, and one
+    With block scales this is summed over the blocks of 128 of k, each with its own scales, in full float32.
+
+    Without block scales, which torch lacks on Hopper, the arguments mean the same as in torch._grouped_mm and
+    torch._scaled_grouped_mm for a 2-D and a 3-D tensor. The kernel reads the offsets on the device: the call does not synchronize, and one
     CUDA graph serves any offsets. Groups may be empty, and may begin and end at any row. Sliced views
     are used without a copy.
 
@@ -48,8 +50,10 @@ def grouped_mm(
         as weights.mT); n elements and the strides are multiples of 16 bytes.
       offs: [groups] int32, the row after each group's last; never decreasing, at most m. On a
         GPU this is not checked, which would synchronize; values beyond m are clipped.
-      scale_a: [m] float32 for fp8, otherwise None.
-      scale_b: [groups, n] float32 for fp8, otherwise None.
+      scale_a: for fp8 float32, [m] or, of block scales, [m, k / 128] with any strides; k is then a multiple of
+        128. Otherwise None.
+      scale_b: for fp8 float32, [groups, n] or, of block scales, [groups, k / 128, n / 128], rounded up, with
+        any strides (row-major scales [groups, n / 128, k / 128] as scales.mT). Otherwise None.
       out_dtype: torch.bfloat16 or, for fp8, torch.float16; None for torch.bfloat16.
       out: [m, n] of the out dtype, row-major, out.stride(0) a multiple of 8; None allocates it. It
         must not share memory with an input; that is not checked, and the result would be undefined.

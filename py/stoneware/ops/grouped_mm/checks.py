@@ -12,6 +12,7 @@ from stoneware.ops.backend import Plan
 from stoneware.runtime.dtypes import DTYPE_NAMES
 from stoneware.specs.grouped_mm import SPEC
 from stoneware.specs.grouped_mm_problem import IN_DTYPES, OUT_DTYPES, Problem
+from stoneware.specs.scaled_mm_problem import BLOCK, num_blocks
 
 
 def result(a: torch.Tensor, b: torch.Tensor, *others: Any) -> tuple[tuple[int, ...], torch.dtype]:
@@ -48,7 +49,7 @@ def plan(
         raise TypeError(f"offs.dtype={offs.dtype} must be torch.int32; cast it with offs.to(torch.int32)")
     dtype = tensor_checks.check_dtype("a", a, IN_DTYPES, "quantise it to float8_e4m3fn, or cast it with a.bfloat16()")
     tensor_checks.check_dtype("b", b, (dtype,), f"cast it to {a.dtype}")
-    _check_scales(dtype, scale_a, scale_b, m, n, num_groups)
+    has_block_scales = _check_scales(dtype, scale_a, scale_b, m, n, k, num_groups)
     out_dtype = tensor_checks.check_out_dtype(torch.bfloat16 if out_dtype is None else out_dtype, OUT_DTYPES[dtype])
     if out is not None:
         tensor_checks.check_out(out, (m, n), out_dtype, OUT_DTYPES[dtype])
@@ -68,15 +69,25 @@ def plan(
         ldb=b.stride(2) if n > 1 else k,
         ldd=n if out is None or m == 1 else out.stride(0),
         group_stride_b=b.stride(0) if num_groups > 1 else n * k,
+        **(_block_layouts(scale_a, scale_b) if has_block_scales else {}),
     )
-    copies = tensor_checks.strided(offs=offs, scale_a=scale_a, scale_b=scale_b)
-    return tensor_checks.with_copies(SPEC, make(problem), copies)
+    # Kernels follow the strides of block scales.
+    scales = {} if has_block_scales else {"scale_a": scale_a, "scale_b": scale_b}
+    return tensor_checks.with_copies(SPEC, make(problem), tensor_checks.strided(offs=offs, **scales))
 
 
 def _check_scales(
-    dtype: str, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None, m: int, n: int, num_groups: int
-) -> None:
-    shapes = (("scale_a", scale_a, [m], "[m]"), ("scale_b", scale_b, [num_groups, n], "[groups, n]"))
+    dtype: str, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None, m: int, n: int, k: int, num_groups: int
+) -> bool:
+    """Raises an error unless the scales fit the operands; returns whether they are block scales."""
+    is_block = scale_a is not None and scale_a.ndim == 2
+    shapes = [("scale_a", scale_a, [m], "[m]"), ("scale_b", scale_b, [num_groups, n], "[groups, n]")]
+    if is_block:
+        blocks = [num_groups, num_blocks(k), num_blocks(n)]
+        shapes = [
+            ("scale_a", scale_a, [m, num_blocks(k)], f"[m, k/{BLOCK}]"),
+            ("scale_b", scale_b, blocks, f"[groups, k/{BLOCK}, n/{BLOCK}], rounded up,"),
+        ]
     for name, scale, shape, letters in shapes:
         if dtype != "e4m3":
             if scale is not None:
@@ -86,6 +97,23 @@ def _check_scales(
             raise TypeError(f"{name}=None of e4m3 operands must be a torch.Tensor; pass one")
         tensor_checks.check_dtype(name, scale, ("fp32",), f"cast it with {name}.float()")
         if list(scale.shape) != shape:
-            raise ValueError(
-                f"{name}.shape={list(scale.shape)} must be {letters}={shape}; reshape it with {name}.reshape({shape})"
-            )
+            remedy = f"reshape it with {name}.reshape({shape})"
+            if is_block:
+                remedy = (
+                    f"scale a in blocks of 1 x {BLOCK} and each b in blocks of {BLOCK} x {BLOCK}, or pass scale_a of "
+                    f"shape [m]={[m]} and scale_b of shape [groups, n]={[num_groups, n]}"
+                )
+            raise ValueError(f"{name}.shape={list(scale.shape)} must be {letters}={shape}; {remedy}")
+    return is_block
+
+
+def _block_layouts(scale_a: torch.Tensor, scale_b: torch.Tensor) -> dict[str, Any]:
+    """The strides of block scales in the fields of a Problem. Those of a dimension of size one are never used."""
+    return {
+        "has_block_scales": True,
+        "scale_a_stride_m": scale_a.stride(0),
+        "ld_scale_a": scale_a.stride(1),
+        "group_stride_scale_b": scale_b.stride(0),
+        "ld_scale_b": scale_b.stride(1),
+        "scale_b_stride_n": scale_b.stride(2),
+    }

@@ -21,17 +21,27 @@ cc/gemm/grouped_mm_sm90_host.h)."""
 class _Sm90(Sm90):
     max_extents: ClassVar[Mapping[str, int]] = {"m": MAX_EXTENT, "n": MAX_EXTENT, "k": MAX_EXTENT}
 
+    def kind(self, problem: Problem) -> str:
+        return f" for {problem.scales} scales" if problem.scales != "none" else ""
+
     def refusal(self, problem: Problem, kernels: Sequence[KernelRecord]) -> str | None:
         if problem.num_groups > MAX_GROUPS:
             return f"num_groups={problem.num_groups} must be at most {MAX_GROUPS} for {self.name}; split the groups"
         return None
 
     def fields(self, problem: Problem) -> dict[str, Any]:
-        return {
-            "num_groups": problem.num_groups,
-            "batch_stride_b": problem.group_stride_b,
-            "scale_a": problem.scales,
-            "scale_b": problem.scales,
+        fields = {"num_groups": problem.num_groups, "batch_stride_b": problem.group_stride_b}
+        if not problem.has_block_scales:
+            return fields | {
+                "scale_a": problem.scales,
+                "scale_b": problem.scales,
+                "group_stride_scale_b": problem.n if problem.scales == "row" else 0,
+            }
+        names = ("scale_a_stride_m", "ld_scale_a", "scale_b_stride_n", "ld_scale_b", "group_stride_scale_b")
+        return fields | {
+            "scale_a": "block_1x128",
+            "scale_b": "block_128x128",
+            **{name: getattr(problem, name) for name in names},
         }
 
 

@@ -16,6 +16,8 @@ class _Vendor(TorchBackend):
         (aten/src/ATen/native/cuda/GroupedBlas.cpp)."""
         if device.compute_capability != (9, 0):
             return f"torch._grouped_mm has kernels of its own for compute capability 9.0 only, the device is {device}"
+        if problem.has_block_scales:
+            return "torch._scaled_grouped_mm has no block scales for compute capability 9.0"
         if problem.out_dtype != "bf16":
             return f"torch._grouped_mm writes bf16 only, out_dtype is {problem.out_dtype}"
         return None
