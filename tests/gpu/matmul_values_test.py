@@ -193,8 +193,12 @@ def test_public_call_takes_what_torch_matmul_takes(name, out_dtype, backend, dev
     expected = a.double() @ b.double()
     assert result.shape == expected.shape
     assert result.dtype == out_dtype
-    limit = tolerance.on_gpu("bf16", DTYPE_NAMES[out_dtype], a.shape[-1])
-    assert torch.linalg.norm(result.double() - expected) < limit * torch.linalg.norm(expected)
+    k = a.shape[-1]
+    limit = tolerance.on_gpu("bf16", DTYPE_NAMES[out_dtype], k)
+    # The products of a single element may cancel.
+    of_products = torch.linalg.norm(a.double().abs() @ b.double().abs()) / k**0.5
+    size = torch.maximum(torch.linalg.norm(expected), of_products)
+    assert torch.linalg.norm(result.double() - expected) < limit * size
 
 
 @pytest.mark.parametrize("backend", [None, "sm90", "triton_aot", "vendor", "reference"])
