@@ -139,8 +139,12 @@ CONFIG_FAILURES = {
             ["out must be given", "pass the dtype of the result"],
         ),
         "op": (
-            {"op": "grouped_mm"},
-            ["op must be one of matmul, scaled_mm", "is \"grouped_mm\""],
+            {"op": "conv"},
+            ["op must be one of grouped_mm, matmul, scaled_mm", "is \"conv\""],
+        ),
+        "splits_of_groups": (
+            {"op": "grouped_mm", "max_splits": 4},
+            ["blocks must not share the k of a tile of grouped_mm", "max_splits is 4", "omit both"],
         ),
     },
     "scaled_mm_block_config": {
