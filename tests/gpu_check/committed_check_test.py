@@ -1,7 +1,7 @@
-"""The committed check of the kernels on a GPU is of the kernels that this build makes.
+"""The committed checks of the kernels on GPUs are of the kernels that this build makes.
 
-If it fails: `./bazelw build //:gpu_check`, run `python3 gpu_check.pyz check --out DIR --commit COMMIT` on an H200, and
-commit DIR/check.json.
+If it fails: `./bazelw build //:gpu_check`, run `python3 gpu_check.pyz check --out DIR --commit COMMIT` on an H100 or
+an H200, and commit DIR/check.json.
 """
 
 from __future__ import annotations
@@ -19,30 +19,33 @@ from tools.gpu_check import machine
 
 ROOT = pathlib.Path(__file__).parents[2]
 MANIFEST = ROOT / "py" / "stoneware" / "kernel_manifest.json"
-CHECK = "docs/measured/nvidia_h200/check.json"
+CHECKS = [f"docs/measured/{gpu}/check.json" for gpu in ("nvidia_h100", "nvidia_h200")]
 
 
-def stale(check: dict, kernels: list[KernelRecord]) -> list[str]:
-    """What the check does not show of these kernels, of those that its GPUs run."""
-    wanted = machine.digests(kernels, [gpu["compute_capability"] for gpu in check["gpus"]])
-    checked = check.get("kernels", {})
-    missing = [f"{kernel} was not checked" for kernel in wanted if kernel not in checked]
-    others = [
-        f"{kernel} has other code now" for kernel in wanted if checked.get(kernel, wanted[kernel]) != wanted[kernel]
-    ]
-    return missing + others
+def stale(checks: list[dict], kernels: list[KernelRecord]) -> list[str]:
+    """What none of the checks shows of these kernels, of those that their GPUs run."""
+    wanted = machine.digests(kernels, [gpu["compute_capability"] for check in checks for gpu in check["gpus"]])
+    found = []
+    for kernel, digest in wanted.items():
+        checked = {check["kernels"][kernel] for check in checks if kernel in check.get("kernels", {})}
+        if not checked:
+            found.append(f"{kernel} was not checked")
+        elif digest not in checked:
+            found.append(f"{kernel} has other code now")
+    return found
 
 
-def test_the_committed_check_is_of_the_kernels_of_this_build():
-    check = json.loads((ROOT / CHECK).read_text())
-    found = stale(check, list(manifest.read_manifest(MANIFEST).kernels.values()))
-    remedy = f"run `gpu_check.pyz check --out DIR --commit COMMIT` on an H200, and commit its check.json as {CHECK}"
-    assert not found, f"{CHECK} is stale: {len(found)} kernels, such as {'; '.join(found[:3])}; {remedy}"
-    assert check["commit"] != "unknown", f"{CHECK} must name its commit and has none; {remedy}"
+def test_the_committed_checks_are_of_the_kernels_of_this_build():
+    checks = [json.loads((ROOT / check).read_text()) for check in CHECKS]
+    found = stale(checks, list(manifest.read_manifest(MANIFEST).kernels.values()))
+    remedy = f"run `gpu_check.pyz check --out DIR --commit COMMIT`, and commit its check.json as one of {CHECKS}"
+    assert not found, f"the checks are stale: {len(found)} kernels, such as {'; '.join(found[:3])}; {remedy}"
+    assert all(check["commit"] != "unknown" for check in checks), f"a check must name its commit; {remedy}"
 
 
-def test_the_committed_check_passed():
-    check = json.loads((ROOT / CHECK).read_text())
+@pytest.mark.parametrize("path", CHECKS)
+def test_the_committed_check_passed(path):
+    check = json.loads((ROOT / path).read_text())
     assert (check["exit_code"], check["failures"]) == (0, [])
 
 
@@ -60,11 +63,13 @@ H200 = [{"gpu": "NVIDIA H200", "compute_capability": [9, 0]}]
 def test_a_kernel_that_changed_or_was_not_checked_is_found_and_those_of_other_gpus_are_not():
     good = {"gpus": H200, "kernels": machine.digests(KERNELS, [(9, 0)])}
     assert good["kernels"] == {"a": "1", "b": "2", "t": "3"}
-    assert stale(good, KERNELS) == []
-    assert stale(good, KERNELS[:1]) == [], "a kernel that was removed needs no check"
-    assert stale(good, [dataclasses.replace(KERNELS[0], code_sha256="9"), *KERNELS[1:]]) == ["a has other code now"]
-    assert stale(good, [*KERNELS, kernel("new", "sm_90a", "6")]) == ["new was not checked"]
-    assert len(stale({"gpus": H200}, KERNELS)) == 3
+    assert stale([good], KERNELS) == []
+    assert stale([good], KERNELS[:1]) == [], "a kernel that was removed needs no check"
+    changed = [dataclasses.replace(KERNELS[0], code_sha256="9"), *KERNELS[1:]]
+    assert stale([good], changed) == ["a has other code now"]
+    assert stale([good, {"gpus": H200, "kernels": {"a": "9"}}], changed) == [], "another check has it"
+    assert stale([good], [*KERNELS, kernel("new", "sm_90a", "6")]) == ["new was not checked"]
+    assert len(stale([{"gpus": H200}], KERNELS)) == 3
 
 
 @pytest.mark.parametrize(
