@@ -36,10 +36,10 @@ def grouped_mm(
 
     With block scales this is summed over the blocks of 128 of k, each with its own scales, in full float32.
 
-    Without block scales, which torch lacks on Hopper, the arguments mean the same as in torch._grouped_mm and
-    torch._scaled_grouped_mm for a 2-D and a 3-D tensor. The kernel reads the offsets on the device: the call does not synchronize, and one
-    CUDA graph serves any offsets. Groups may be empty, and may begin and end at any row. Sliced views
-    are used without a copy.
+    The arguments mean the same as in torch._grouped_mm and torch._scaled_grouped_mm for a 2-D and a 3-D tensor;
+    torch has no block scales on Hopper. The kernel reads the offsets on the device: the call does not synchronize,
+    and one CUDA graph serves any offsets. Groups may be empty, and may begin and end at any row. Sliced views are
+    used without a copy.
 
     Differentiable in bf16, to any order; the gradient of rows from offs[-1] on is zero.
 
