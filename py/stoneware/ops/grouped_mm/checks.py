@@ -80,7 +80,7 @@ def _check_scales(
     dtype: str, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None, m: int, n: int, k: int, num_groups: int
 ) -> bool:
     """Raises an error unless the scales fit the operands; returns whether they are block scales."""
-    is_block = scale_a is not None and scale_a.ndim == 2
+    is_block = (scale_a is not None and scale_a.ndim == 2) or (scale_b is not None and scale_b.ndim == 3)
     shapes = [("scale_a", scale_a, [m], "[m]"), ("scale_b", scale_b, [num_groups, n], "[groups, n]")]
     if is_block:
         blocks = [num_groups, num_blocks(k), num_blocks(n)]
@@ -107,8 +107,9 @@ def _check_scales(
     return is_block
 
 
-def _block_layouts(scale_a: torch.Tensor, scale_b: torch.Tensor) -> dict[str, Any]:
+def _block_layouts(scale_a: torch.Tensor | None, scale_b: torch.Tensor | None) -> dict[str, Any]:
     """The strides of block scales in the fields of a Problem. Those of a dimension of size one are never used."""
+    assert scale_a is not None and scale_b is not None  # `_check_scales` refused them
     return {
         "has_block_scales": True,
         "scale_a_stride_m": scale_a.stride(0),
