@@ -45,7 +45,7 @@ struct TileOffset<Shape, true> {
     if constexpr (Shape::kFullTiles) m = min(m, max(rows.end - extent, rows.begin));
   }
 
-  // Of a cluster.
+  // Tiles of a cluster, whose blocks lie side by side.
   template <class Params>
   static __device__ int TilesAlongN(const Params& params) {
     return NumTiles(params.n, Shape::kTileN * Shape::kBlocksAlongN);

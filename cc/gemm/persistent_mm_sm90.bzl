@@ -61,7 +61,7 @@ _BOX_COLUMNS = 64
 # kMaxSharedBytesSm90 of config.h.
 _MAX_SHARED_BYTES = 227 * 1024
 
-# Of the table of groups: kMaxGroups of grouped_tiles.h, each with two ints.
+# The table of groups: kMaxGroups of grouped_tiles.h, each with two ints.
 _TABLE_BYTES = 1024 * 2 * 4
 
 def _has_groups(config):

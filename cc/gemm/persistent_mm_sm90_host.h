@@ -177,7 +177,7 @@ struct PersistentMmHost {
     params->k = problem.k;
     params->num_k_tiles = CeilDiv(problem.k, Shape::kTileK);
     params->num_tiles = static_cast<int>(MaxTiles(problem));
-    // Of a group, on average.
+    // The mean of the groups.
     const int m = Shape::kGroups ? CeilDiv(problem.m, problem.num_groups) : problem.m;
     params->num_m_tiles = CeilDiv(m, Shape::kTileM);
     const int num_n_tiles = CeilDiv(problem.n, Shape::kTileN * Shape::kBlocksAlongN);

@@ -158,8 +158,8 @@ __device__ void SumScaledTile(const SharedMemory<Shape>& shared, const Operands<
 // Sums tiles chunk by chunk where several warp groups multiply: while one adds the sums of a chunk,
 // another multiplies. A warp group multiplies 64 of its rows at a time, so that it has one set of
 // products. What stands between two products is short: addresses are in uniform registers, scales
-// are read before, and it looks whether the next stage is full while it multiplies. Of each warp
-// group's rows it sums 64 kRowSteps times.
+// are read before, and it looks whether the next stage is full while it multiplies. It sums
+// 64 rows of each warp group kRowSteps times.
 template <class Shape, int kRowSteps = Shape::kRowSteps>
 class OverlappedSum {
  public:

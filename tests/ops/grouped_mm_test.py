@@ -154,14 +154,21 @@ BAD = {
     "fp32": (PLAIN, {"a": PLAIN.a.float()}, TypeError, ["a.dtype=torch.float32", "quantise"]),
     "no scale": (GOOD, {"scale_b": None}, TypeError, ["scale_b=None", "pass one"]),
     "scale of bf16": (PLAIN, {"scale_a": torch.ones(11)}, ValueError, ["scale_a", "must be None"]),
-    "scale of a column": (GOOD, {"scale_a": torch.ones(1, 11)}, ValueError, ["scale_a.shape=[1, 11]", "=[11, 1]"]),
+    "scale of a column": (GOOD, {"scale_a": torch.ones(11, 1)}, ValueError, ["scale_a.shape=[11, 1]", "[m]=[11]"]),
     "scale of one group": (GOOD, {"scale_b": torch.ones(N)}, ValueError, ["scale_b.shape=[48]", "[4, 48]"]),
     "block scales of rows": (GOOD, {"scale_a": torch.ones(11, 2)}, ValueError, ["scale_a.shape=[11, 2]", "[m, k/128]"]),
+    "row scales of blocks": (BLOCKS, {"scale_a": torch.ones(11)}, ValueError, ["scale_a.shape=[11]", "[11, 3]", "[m]"]),
     "block scale of rows of b": (
         BLOCKS,
         {"scale_b": torch.ones(G, BLOCK_N)},
         ValueError,
-        ["scale_b.shape=[4, 144]", "[groups, k/128, n/128], rounded up,=[4, 3, 2]", "128 x 128"],
+        ["scale_a.shape=[11, 3]", "[m]=[11]", "scale_b [groups, k/128, n/128]=[4, 3, 2]"],
+    ),
+    "block scales of other groups": (
+        BLOCKS,
+        {"scale_b": torch.ones(G - 1, 3, 2)},
+        ValueError,
+        ["scale_b.shape=[3, 3, 2]", "[groups, k/128, n/128]=[4, 3, 2]", "scale_b [groups, n]=[4, 144]"],
     ),
     "block scales of part of k": (
         arguments("e4m3", [0, 3, 4, 11]),
@@ -214,6 +221,13 @@ def test_a_miss_is_measured_at_the_whole_mean_and_without_views():
     measured = problem.representative
     assert measured == Problem.dense(m=40, n=32, k=64, num_groups=8)
     assert measured.key == problem.key
+
+
+@pytest.mark.parametrize("kind", [{"dtype": "bf16"}, {"dtype": "e4m3"}, {"scales": "block"}], ids=str)
+def test_what_is_measured_has_the_key_of_the_call(kind):
+    problem = Problem.dense(m=33, n=32, k=128, num_groups=8, **kind)
+    assert problem.representative == Problem.dense(m=40, n=32, k=128, num_groups=8, **kind)
+    assert problem.representative.key == problem.key
 
 
 def test_explain_names_the_groups():

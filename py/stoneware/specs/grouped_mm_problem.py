@@ -151,7 +151,7 @@ class Problem(AnyProblem):
             num_groups=self.num_groups,
             dtype=self.a_dtype,
             out_dtype=self.out_dtype,
-            scales=self.scales,
+            scales="block" if self.has_block_scales else "row",
         )
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -79,15 +80,14 @@ def plan(
 def _check_scales(
     dtype: str, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None, m: int, n: int, k: int, num_groups: int
 ) -> bool:
-    """Raises an error unless the scales fit the operands; returns whether they are block scales."""
-    is_block = (scale_a is not None and scale_a.ndim == 2) or (scale_b is not None and scale_b.ndim == 3)
-    shapes = [("scale_a", scale_a, [m], "[m]"), ("scale_b", scale_b, [num_groups, n], "[groups, n]")]
-    if is_block:
-        blocks = [num_groups, num_blocks(k), num_blocks(n)]
-        shapes = [
-            ("scale_a", scale_a, [m, num_blocks(k)], f"[m, k/{BLOCK}]"),
-            ("scale_b", scale_b, blocks, f"[groups, k/{BLOCK}, n/{BLOCK}], rounded up,"),
-        ]
+    """Raises an error unless the scales fit the operands; returns whether they are block scales, as scale_b says."""
+    is_block = scale_b is not None and scale_b.ndim == 3
+    rows = [("scale_a", scale_a, [m], "[m]"), ("scale_b", scale_b, [num_groups, n], "[groups, n]")]
+    blocks = [
+        ("scale_a", scale_a, [m, num_blocks(k)], f"[m, k/{BLOCK}]"),
+        ("scale_b", scale_b, [num_groups, num_blocks(k), num_blocks(n)], f"[groups, k/{BLOCK}, n/{BLOCK}]"),
+    ]
+    shapes, others = (blocks, rows) if is_block else (rows, blocks)
     for name, scale, shape, letters in shapes:
         if dtype != "e4m3":
             if scale is not None:
@@ -98,11 +98,9 @@ def _check_scales(
         tensor_checks.check_dtype(name, scale, ("fp32",), f"cast it with {name}.float()")
         if list(scale.shape) != shape:
             remedy = f"reshape it with {name}.reshape({shape})"
-            if is_block:
-                remedy = (
-                    f"scale a in blocks of 1 x {BLOCK} and each b in blocks of {BLOCK} x {BLOCK}, or pass scale_a of "
-                    f"shape [m]={[m]} and scale_b of shape [groups, n]={[num_groups, n]}"
-                )
+            if scale.numel() != math.prod(shape):
+                pairs = " and ".join(f"{name} {letters}={shape}" for name, _, shape, letters in others)
+                remedy = f"scale it so, or pass {pairs}, rounded up"
             raise ValueError(f"{name}.shape={list(scale.shape)} must be {letters}={shape}; {remedy}")
     return is_block
 
