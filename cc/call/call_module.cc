@@ -45,9 +45,10 @@ std::uint32_t Bits(const char* name, const std::vector<int>& positions, int num_
 }
 
 void Init(FastCall* self, nb::object torch, nb::object make, nb::object slow, nb::object state,
-          nb::list epoch, int num_tensors, int num_objects, const std::vector<int>& outs,
-          const std::vector<int>& optional, const std::vector<int>& aligned,
-          const std::vector<int>& plan_order, std::size_t max_plans, std::size_t num_results) {
+          nb::list epoch, nb::object enter_thread, int num_tensors, int num_objects,
+          const std::vector<int>& outs, const std::vector<int>& optional,
+          const std::vector<int>& aligned, const std::vector<int>& plan_order,
+          std::size_t max_plans, std::size_t num_results, bool is_layer) {
   if (num_tensors < 1 || num_tensors > kMaxTensors || num_objects < 0 ||
       num_objects > kMaxObjects) {
     throw std::invalid_argument("an op must have 1 to " + std::to_string(kMaxTensors) +
@@ -60,6 +61,7 @@ void Init(FastCall* self, nb::object torch, nb::object make, nb::object slow, nb
   signature.num_objects = num_objects;
   signature.outs = outs;
   signature.num_results = num_results;
+  signature.is_layer = is_layer;
   signature.optional = Bits("optional", optional, num_tensors);
   signature.aligned = Bits("aligned", aligned, num_tensors);
   Bits("plan_order", plan_order, num_tensors);
@@ -102,17 +104,20 @@ void Init(FastCall* self, nb::object torch, nb::object make, nb::object slow, nb
   functions.is_neg = FunctionOf(tensor(), "is_neg");
   functions.num_dispatch_modes = FunctionOf(native, "_len_torch_dispatch_stack");
   functions.num_function_modes = FunctionOf(native, "_len_torch_function_stack");
+  functions.has_transforms = native.attr("_are_functorch_transforms_active");
+  functions.is_autocast_enabled = FunctionOf(native, "_is_any_autocast_enabled");
   functions.empty_strided = torch.attr("empty_strided");
   // What torch.compile's generated code allocates with: no parsing of arguments, no dispatcher.
   const nb::object guards =
       nb::getattr(nb::getattr(native, "_dynamo", nb::none()), "guards", nb::none());
   functions.empty_strided_cpu = nb::getattr(guards, "_empty_strided_cpu", nb::handle());
   functions.empty_strided_cuda = nb::getattr(guards, "_empty_strided_cuda", nb::handle());
+  functions.uint8 = torch.attr("uint8");
   functions.current_cuda_device =
       NativeFunction(nb::object(nb::getattr(native, "_cuda_getDevice", nb::none())).ptr());
   functions.forward_ad = torch.attr("autograd").attr("forward_ad").attr("__dict__");
   new (self) FastCall(std::move(signature), std::move(functions), *api, make, slow, state, epoch,
-                      max_plans);
+                      enter_thread, max_plans);
 }
 
 template <PyObject* (FastCall::*method)(PyObject* const*, Py_ssize_t)>
@@ -197,8 +202,8 @@ NB_MODULE(_call, m) {
   nb::class_<FastCall>(m, "FastCall", nb::type_slots(slots<FastCall>),
                        "The calls of one op, and their plans.")
       .def("__init__", &Init, "torch"_a, nb::kw_only(), "make"_a, "slow"_a, "state"_a, "epoch"_a,
-           "num_tensors"_a, "num_objects"_a, "outs"_a, "optional"_a, "aligned"_a, "plan_order"_a,
-           "max_plans"_a, "num_results"_a = 1,
+           "enter_thread"_a, "num_tensors"_a, "num_objects"_a, "outs"_a, "optional"_a, "aligned"_a,
+           "plan_order"_a, "max_plans"_a, "num_results"_a = 1, "is_layer"_a = false,
            "Args:\n"
            "  torch: the module.\n"
            "  make: make(*arguments) returns (plan, is_kept, device, outputs): a plan, whether it\n"
@@ -207,6 +212,8 @@ NB_MODULE(_call, m) {
            "  slow: slow(*arguments) is the whole call, for those that are unusual.\n"
            "  state: state() is an object that plans depend on too.\n"
            "  epoch: a list of one int, which changes when every plan must be made anew.\n"
+           "  enter_thread: enter_thread() is called once in each thread, before torch's own\n"
+           "    functions run on a GPU there.\n"
            "  num_tensors: the first arguments.\n"
            "  num_objects: the arguments after them.\n"
            "  outs: positions of the tensors that are allocated where they are None.\n"
@@ -216,7 +223,9 @@ NB_MODULE(_call, m) {
            "  plan_order: positions of the tensors in the order of a plan's arguments.\n"
            "  max_plans: how many the table holds; a full one is emptied.\n"
            "  num_results: how many of outs, the first, a call returns; the others are memory for\n"
-           "    what is in between.\n\n"
+           "    what is in between.\n"
+           "  is_layer: whether calls that need a gradient are usual, and have the inputs that\n"
+           "    require one in their key; `slow` gets the calls under autocast.\n\n"
            "Raises:\n"
            "  AttributeError: this torch lacks what is needed.\n"
            "  ValueError: a position or a number is out of range.")

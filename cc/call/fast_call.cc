@@ -14,6 +14,9 @@ namespace {
 // Word 0 of a tensor that is absent; present ones have their rank plus one in the upper half.
 constexpr std::uint64_t kAbsent = 0;
 
+// Bytes; that of torch's allocations on a GPU is a multiple.
+constexpr std::size_t kWorkspaceAlignment = 256;
+
 std::uint64_t Word(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
 
 // The int that a function returns; -1 with an exception.
@@ -45,7 +48,7 @@ std::uint64_t FastCall::Key::Hash() const {
 
 FastCall::FastCall(Signature signature, TorchFunctions torch, const ExchangeApi& api,
                    nb::object make, nb::object slow, nb::object state, nb::object epoch,
-                   std::size_t max_plans)
+                   nb::object enter_thread, std::size_t max_plans)
     : signature_(std::move(signature)),
       torch_(std::move(torch)),
       api_(api),
@@ -53,6 +56,7 @@ FastCall::FastCall(Signature signature, TorchFunctions torch, const ExchangeApi&
       slow_(std::move(slow)),
       state_(std::move(state)),
       epoch_(std::move(epoch)),
+      enter_thread_(std::move(enter_thread)),
       get_requires_grad_(reinterpret_cast<descrgetfunc>(
           PyType_GetSlot(Py_TYPE(torch_.requires_grad.ptr()), Py_tp_descr_get))),
       current_level_(nb::steal(PyUnicode_InternFromString("_current_level"))),
@@ -60,8 +64,15 @@ FastCall::FastCall(Signature signature, TorchFunctions torch, const ExchangeApi&
       objects_(nb::steal(PyDict_New())) {}
 
 PyObject* FastCall::Call(PyObject* const* arguments, Py_ssize_t num_arguments) {
+  std::array<PyObject*, kMaxTensors> completed;
+  if (num_arguments >= LeastNumber() && num_arguments < signature_.num_tensors) {
+    std::copy(arguments, arguments + num_arguments, completed.begin());
+    std::fill(completed.begin() + num_arguments, completed.end(), Py_None);
+    arguments = completed.data();
+    num_arguments = signature_.num_tensors;
+  }
   if (!CheckNumber(num_arguments)) return nullptr;
-  std::array<TensorView, kMaxTensors> views;
+  std::array<TensorView, kMaxTensors> views{};  // of an absent tensor: without memory
   Key key;
   if (!Read(arguments, views.data(), &key) || IsUnusual(arguments, views.data())) {
     // `slow` refuses what could not be read, with a message of this package.
@@ -71,9 +82,13 @@ PyObject* FastCall::Call(PyObject* const* arguments, Py_ssize_t num_arguments) {
                                nullptr);
   }
   bool is_known = false;
-  const SharedMade made = FindOrMake(arguments, &key, &is_known);
+  const SharedMade made = FindOrMake(arguments, views.data(), &key, &is_known);
   if (made == nullptr) return nullptr;
   num_hits_ += is_known;
+  const auto is_absent = [arguments](int position) { return arguments[position] == Py_None; };
+  if (made->direct.step && std::all_of(signature_.outs.begin(), signature_.outs.end(), is_absent)) {
+    return CallTorch(made->direct, arguments, views[0].device).release().ptr();
+  }
   return Run(*made, arguments, views.data());
 }
 
@@ -84,7 +99,8 @@ PyObject* FastCall::Plan(PyObject* const* arguments, Py_ssize_t num_arguments) {
   bool is_known = false;
   const bool is_read = Read(arguments, views.data(), &key);
   if (!is_read) PyErr_Clear();
-  const SharedMade made = is_read ? FindOrMake(arguments, &key, &is_known) : Make(arguments);
+  const SharedMade made =
+      is_read ? FindOrMake(arguments, views.data(), &key, &is_known) : Make(arguments);
   return made == nullptr ? nullptr : nb::object(made->plan).release().ptr();
 }
 
@@ -94,6 +110,17 @@ bool FastCall::CheckNumber(Py_ssize_t num_arguments) const {
   PyErr_Format(PyExc_TypeError, "a call must have %d arguments, but has %zd; pass each of them",
                expected, num_arguments);
   return false;
+}
+
+Py_ssize_t FastCall::LeastNumber() const {
+  const bool may_omit = signature_.num_objects == 0;
+  return may_omit ? *std::min_element(signature_.outs.begin(), signature_.outs.end())
+                  : signature_.num_tensors + signature_.num_objects;
+}
+
+bool FastCall::IsInBetween(int position) const {
+  const auto results_end = signature_.outs.begin() + static_cast<int>(signature_.num_results);
+  return std::find(results_end, signature_.outs.end(), position) != signature_.outs.end();
 }
 
 bool FastCall::Read(PyObject* const* arguments, TensorView* views, Key* key) const {
@@ -138,23 +165,27 @@ bool FastCall::IsUnusual(PyObject* const* arguments, const TensorView* views) co
     // show that. torch has no negated views of fp8.
     if (!views[i].dtype.is_fp8() && IsTrue(torch_.is_neg.Of(tensor)) != 0) return true;
   }
-  return NeedsGradient(arguments, views);
+  if (!signature_.is_layer) return GradientBits(arguments, views) != 0;
+  return IsTrue(nb::steal(PyObject_CallNoArgs(torch_.has_transforms.ptr()))) != 0 ||
+         IsTrue(torch_.is_autocast_enabled()) != 0;
 }
 
-bool FastCall::NeedsGradient(PyObject* const* arguments, const TensorView* views) const {
+std::uint32_t FastCall::GradientBits(PyObject* const* arguments, const TensorView* views) const {
+  constexpr std::uint32_t kUnknown = ~std::uint32_t{0};
   const int is_enabled = IsTrue(torch_.is_grad_enabled());
-  if (is_enabled <= 0) return is_enabled < 0;
+  if (is_enabled <= 0) return is_enabled < 0 ? kUnknown : 0;
+  std::uint32_t bits = 0;
   for (int i = 0; i < signature_.num_tensors; ++i) {
     if (arguments[i] == Py_None || views[i].dtype.is_integer()) continue;
     // Without a look-up of the attribute: Parameter has torch.Tensor's, and IsUnusual() lets no
     // other subclass through.
     PyObject* tensor = arguments[i];
-    if (IsTrue(nb::steal(get_requires_grad_(torch_.requires_grad.ptr(), tensor,
-                                            reinterpret_cast<PyObject*>(Py_TYPE(tensor))))) != 0) {
-      return true;
-    }
+    const int is_required = IsTrue(nb::steal(get_requires_grad_(
+        torch_.requires_grad.ptr(), tensor, reinterpret_cast<PyObject*>(Py_TYPE(tensor)))));
+    if (is_required < 0) return kUnknown;
+    bits |= static_cast<std::uint32_t>(is_required) << i;
   }
-  return false;
+  return bits;
 }
 
 bool FastCall::IsInDualLevel() const {
@@ -163,7 +194,9 @@ bool FastCall::IsInDualLevel() const {
   return level == nullptr || PyLong_AsLong(level) != -1 || PyErr_Occurred() != nullptr;
 }
 
-FastCall::SharedMade FastCall::FindOrMake(PyObject* const* arguments, Key* key, bool* is_known) {
+FastCall::SharedMade FastCall::FindOrMake(PyObject* const* arguments, const TensorView* views,
+                                          Key* key, bool* is_known) {
+  if (signature_.is_layer) key->Add(GradientBits(arguments, views));
   const unsigned long long epoch = PyLong_AsUnsignedLongLong(PyList_GetItem(epoch_.ptr(), 0));
   if (PyErr_Occurred() != nullptr) return nullptr;
   key->Add(epoch);
@@ -241,30 +274,53 @@ FastCall::SharedMade FastCall::Make(PyObject* const* arguments) {
   }
   Made made;
   std::tie(made.plan, made.is_kept, made.device, made.outputs) = std::move(parts);
-  if (!ReadLaunches(&made)) return nullptr;
+  if (!ReadDirect(&made) || !ReadLaunches(&made) || !PlaceInWorkspace(&made)) return nullptr;
   return std::make_shared<const Made>(std::move(made));
 }
 
+bool FastCall::ReadDirect(Made* made) const {
+  nb::object found = nb::steal(PyObject_GetAttrString(made->plan.ptr(), "direct"));
+  if (!found && !PyErr_ExceptionMatches(PyExc_AttributeError)) return false;
+  PyErr_Clear();
+  if (!found || found.is_none()) return true;
+  std::pair<nb::object, std::vector<int>> direct;
+  if (!nb::try_cast(found, direct) || PyCallable_Check(direct.first.ptr()) == 0 ||
+      direct.second.size() > static_cast<std::size_t>(kMaxTensors)) {
+    PyErr_Format(
+        PyExc_TypeError,
+        "direct must be a pair of a function and the positions of its tensors, at most %d, "
+        "but is something else; correct the plan",
+        kMaxTensors);
+    return false;
+  }
+  auto& [function, tensors] = direct;
+  if (!ToPositions(&tensors)) return false;
+  made->direct = {std::move(function), nullptr, std::move(tensors), -1};
+  return true;
+}
+
 bool FastCall::ReadLaunches(Made* made) const {
+  if (made->direct.step && PyCallable_Check(made->plan.ptr()) == 0) return true;
   nb::object found = nb::steal(PyObject_GetAttrString(made->plan.ptr(), kNativeLaunchAttribute));
   if (!found && !PyErr_ExceptionMatches(PyExc_AttributeError)) return false;
   PyErr_Clear();
   // A plan in Python is one step, and so is a plan with one native launch.
   if (!found || found.is_none()) found = made->plan;
   const std::size_t num_tensors = signature_.plan_order.size();
-  std::vector<std::pair<nb::object, std::vector<int>>> steps(1);
+  std::vector<std::tuple<nb::object, std::vector<int>, int>> steps(1);
   if (PyList_Check(found.ptr())) {
     if (!nb::try_cast(found, steps)) {
       PyErr_SetString(PyExc_TypeError,
-                      "native_launch must be a capsule, or a list of (step, positions of tensors), "
-                      "but is something else; correct the plan");
+                      "native_launch must be a capsule, or a list of (step, positions of tensors, "
+                      "position of what it returns or -1), but is something else; correct the "
+                      "plan");
       return false;
     }
   } else {
-    steps[0] = {found, std::vector<int>(num_tensors)};
-    std::iota(steps[0].second.begin(), steps[0].second.end(), 0);
+    steps[0] = {found, std::vector<int>(num_tensors), -1};
+    std::iota(std::get<1>(steps[0]).begin(), std::get<1>(steps[0]).end(), 0);
   }
-  for (auto& [step, tensors] : steps) {
+  for (auto& [step, tensors, result] : steps) {
     const NativeLaunch* native = nullptr;
     if (PyCallable_Check(step.ptr()) == 0) {
       native =
@@ -279,16 +335,68 @@ bool FastCall::ReadLaunches(Made* made) const {
                    tensors.size(), takes);
       return false;
     }
-    for (int& tensor : tensors) {
-      if (tensor < 0 || static_cast<std::size_t>(tensor) >= num_tensors) {
-        PyErr_Format(PyExc_ValueError,
-                     "a native launch must name tensors of the plan, 0 to %zu, but names %d",
-                     num_tensors - 1, tensor);
-        return false;
-      }
-      tensor = signature_.plan_order[tensor];
+    if (!ToPositions(&tensors)) return false;
+    const auto results_end = signature_.outs.begin() + static_cast<int>(signature_.num_results);
+    if (result >= 0 && (native != nullptr ||
+                        std::find(signature_.outs.begin(), results_end, result) == results_end)) {
+      PyErr_Format(PyExc_ValueError,
+                   "a step in Python may return a result of the call, but step %zu returns tensor "
+                   "%d; correct the plan",
+                   made->launches.size(), result);
+      return false;
     }
-    made->launches.push_back({std::move(step), native, std::move(tensors)});
+    if (result >= 0) made->returned |= std::uint32_t{1} << result;
+    made->launches.push_back({std::move(step), native, std::move(tensors), result});
+  }
+  return true;
+}
+
+bool FastCall::ToPositions(std::vector<int>* tensors) const {
+  for (int& tensor : *tensors) {
+    if (tensor < 0 || static_cast<std::size_t>(tensor) >= signature_.plan_order.size()) {
+      PyErr_Format(PyExc_ValueError, "a step must name tensors of the plan, 0 to %zu, but names %d",
+                   signature_.plan_order.size() - 1, tensor);
+      return false;
+    }
+    tensor = signature_.plan_order[tensor];
+  }
+  return true;
+}
+
+bool FastCall::PlaceInWorkspace(Made* made) const {
+  for (const Launch& launch : made->launches) {
+    const auto is_in_between = [this](int position) { return IsInBetween(position); };
+    if (launch.native == nullptr &&
+        std::any_of(launch.tensors.begin(), launch.tensors.end(), is_in_between)) {
+      return true;
+    }
+  }
+  std::size_t end = 0;
+  for (std::size_t i = signature_.num_results; i < signature_.outs.size(); ++i) {
+    const auto& [shape, strides, dtype] = made->outputs[i];
+    std::vector<std::int64_t> extents;
+    std::vector<std::int64_t> steps;
+    if (!nb::try_cast(shape, extents) || !nb::try_cast(strides, steps) ||
+        extents.size() != steps.size()) {
+      PyErr_SetString(PyExc_TypeError,
+                      "shape and strides of an output must be tuples of ints of one length; "
+                      "correct make");
+      return false;
+    }
+    const nb::object itemsize = nb::steal(PyObject_GetAttrString(dtype.ptr(), "itemsize"));
+    const std::size_t item_bytes = itemsize ? PyLong_AsSize_t(itemsize.ptr()) : 0;
+    if (PyErr_Occurred() != nullptr) return false;
+    std::int64_t num_items = 1;
+    for (std::size_t dim = 0; dim < extents.size(); ++dim) {
+      num_items = extents[dim] == 0 ? 0 : num_items + (extents[dim] - 1) * steps[dim];
+      if (num_items == 0) break;
+    }
+    made->offsets.push_back(end);
+    const std::size_t bytes = static_cast<std::size_t>(num_items) * item_bytes;
+    end += (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+  }
+  if (!made->offsets.empty()) {
+    made->workspace.emplace(nb::make_tuple(end), nb::make_tuple(1), torch_.uint8);
   }
   return true;
 }
@@ -301,34 +409,47 @@ void FastCall::Clear() {
   std::swap(objects, objects_);
 }
 
+nb::object FastCall::CallTorch(const Launch& launch, PyObject* const* tensors,
+                               const TensorDevice& device) {
+  static thread_local bool has_entered = false;
+  if (!has_entered && device.type == kCuda) {
+    if (!nb::steal(PyObject_CallNoArgs(enter_thread_.ptr()))) return nb::object();
+    has_entered = true;
+  }
+  std::array<PyObject*, kMaxTensors> own;
+  const std::size_t num_tensors = launch.tensors.size();
+  for (std::size_t i = 0; i < num_tensors; ++i) own[i] = tensors[launch.tensors[i]];
+  return nb::steal(PyObject_Vectorcall(launch.step.ptr(), own.data(), num_tensors, nullptr));
+}
+
 PyObject* FastCall::Run(const Made& made, PyObject* const* arguments, TensorView* views) {
-  // By position; an input's is empty.
+  // By position; that of an input is empty, as is that of an output in the workspace.
   std::array<nb::object, kMaxTensors> outs;
-  if (!Outputs(made, arguments, views, outs.data())) return nullptr;
-  const auto tensor_at = [&](int position) {
-    return outs[position] ? outs[position].ptr() : arguments[position];
-  };
+  nb::object workspace;
+  if (!Outputs(made, arguments, views, outs.data(), &workspace)) return nullptr;
   void* stream = nullptr;
   const TensorDevice& device = views[0].device;
   if (made.is_native && api_.current_work_stream(device.type, device.id, &stream) != 0) {
     return nullptr;
   }
+  // What a step in Python takes; those of the workspace have no tensor.
+  std::array<PyObject*, kMaxTensors> tensors;
+  for (int i = 0; i < signature_.num_tensors; ++i) {
+    tensors[i] = outs[i] ? outs[i].ptr() : arguments[i];
+  }
   for (const Launch& launch : made.launches) {
-    const int* positions = launch.tensors.data();
-    const std::size_t num_tensors = launch.tensors.size();
     if (launch.native == nullptr) {
-      std::array<PyObject*, kMaxTensors> tensors;
-      for (std::size_t i = 0; i < num_tensors; ++i) tensors[i] = tensor_at(positions[i]);
-      if (!nb::steal(
-              PyObject_Vectorcall(launch.step.ptr(), tensors.data(), num_tensors, nullptr))) {
-        return nullptr;
-      }
+      nb::object returned = CallTorch(launch, tensors.data(), device);
+      if (!returned) return nullptr;
+      if (launch.result < 0) continue;
+      if (api_.view_from_py_object(returned.ptr(), &views[launch.result]) != 0) return nullptr;
+      tensors[launch.result] = returned.ptr();
+      outs[launch.result] = std::move(returned);
       continue;
     }
     std::array<void*, kMaxTensors> addresses;
-    for (std::size_t i = 0; i < num_tensors; ++i) {
-      const bool is_absent = tensor_at(positions[i]) == Py_None;
-      addresses[i] = is_absent ? nullptr : views[positions[i]].address();
+    for (std::size_t i = 0; i < launch.tensors.size(); ++i) {
+      addresses[i] = views[launch.tensors[i]].address();
     }
     if (launch.native->launch(launch.native, addresses.data(), stream) != 0) return nullptr;
   }
@@ -342,11 +463,22 @@ PyObject* FastCall::Run(const Made& made, PyObject* const* arguments, TensorView
 }
 
 bool FastCall::Outputs(const Made& made, PyObject* const* arguments, TensorView* views,
-                       nb::object* outs) const {
+                       nb::object* outs, nb::object* workspace) const {
   bool has_all = true;
-  for (const int position : signature_.outs) {
-    has_all &= arguments[position] != Py_None;
-    if (arguments[position] != Py_None) outs[position] = nb::borrow(arguments[position]);
+  bool has_any_in_between = false;
+  for (std::size_t i = 0; i < signature_.outs.size(); ++i) {
+    const int position = signature_.outs[i];
+    if (arguments[position] == Py_None) {
+      has_all = false;
+      continue;
+    }
+    if ((made.returned >> position & 1) != 0) {
+      PyErr_Format(PyExc_ValueError, "tensor %d must be None, because a step returns it; omit it",
+                   position);
+      return false;
+    }
+    outs[position] = nb::borrow(arguments[position]);
+    has_any_in_between |= i >= signature_.num_results;
   }
   if (has_all) return true;
   // On the device of the first tensor, which is never None.
@@ -356,19 +488,33 @@ bool FastCall::Outputs(const Made& made, PyObject* const* arguments, TensorView*
   const nb::object keywords =
       empty_strided == nullptr ? nb::steal(Py_BuildValue("(ss)", "dtype", "device")) : nb::object();
   if (empty_strided == nullptr && !keywords) return false;
-  for (std::size_t i = 0; i < signature_.outs.size(); ++i) {
-    const int position = signature_.outs[i];
-    if (outs[position]) continue;
-    const auto& [shape, strides, dtype] = made.outputs[i];
+  const auto allocate = [&](const Output& output, TensorView* view) {
+    const auto& [shape, strides, dtype] = output;
     PyObject* const values[] = {shape.ptr(), strides.ptr(), dtype.ptr(), made.device.ptr()};
-    if (empty_strided != nullptr) {
-      outs[position] = nb::steal(PyObject_Vectorcall(empty_strided, values, 3, nullptr));
-    } else {
-      outs[position] =
-          nb::steal(PyObject_Vectorcall(torch_.empty_strided.ptr(), values, 2, keywords.ptr()));
+    nb::object tensor =
+        nb::steal(empty_strided != nullptr
+                      ? PyObject_Vectorcall(empty_strided, values, 3, nullptr)
+                      : PyObject_Vectorcall(torch_.empty_strided.ptr(), values, 2, keywords.ptr()));
+    if (tensor && api_.view_from_py_object(tensor.ptr(), view) != 0) return nb::object();
+    return tensor;
+  };
+  std::size_t num_allocated = signature_.outs.size();
+  if (made.workspace && !has_any_in_between) {
+    num_allocated = signature_.num_results;
+    TensorView whole;
+    *workspace = allocate(*made.workspace, &whole);
+    if (!*workspace) return false;
+    for (std::size_t i = 0; i < made.offsets.size(); ++i) {
+      TensorView& view = views[signature_.outs[num_allocated + i]];
+      view.data = whole.address() + made.offsets[i];
+      view.byte_offset = 0;
     }
+  }
+  for (std::size_t i = 0; i < num_allocated; ++i) {
+    const int position = signature_.outs[i];
+    if (outs[position] || (made.returned >> position & 1) != 0) continue;
+    outs[position] = allocate(made.outputs[i], &views[position]);
     if (!outs[position]) return false;
-    if (api_.view_from_py_object(outs[position].ptr(), &views[position]) != 0) return false;
   }
   return true;
 }
@@ -390,14 +536,16 @@ PyObject* FastCall::EmptyStrided(const TensorDevice& device, bool* is_error) con
 int FastCall::Traverse(visitproc visit, void* arg) const {
   for (const nb::object* object :
        {&torch_.tensor, &torch_.parameter, &torch_.requires_grad, &torch_.empty_strided,
-        &torch_.empty_strided_cpu, &torch_.empty_strided_cuda, &torch_.forward_ad, &make_, &slow_,
-        &state_, &epoch_, &objects_}) {
+        &torch_.empty_strided_cpu, &torch_.empty_strided_cuda, &torch_.uint8,
+        &torch_.has_transforms, &torch_.forward_ad, &make_, &slow_, &state_, &epoch_,
+        &enter_thread_, &objects_}) {
     Py_VISIT(object->ptr());
   }
   for (const auto& [hash, entry] : entries_) {
     const Made& made = *entry.made;
     Py_VISIT(made.plan.ptr());
     Py_VISIT(made.device.ptr());
+    Py_VISIT(made.direct.step.ptr());
     for (const Launch& launch : made.launches) Py_VISIT(launch.step.ptr());
     for (const auto& [shape, strides, dtype] : made.outputs) {
       Py_VISIT(shape.ptr());

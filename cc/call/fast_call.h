@@ -12,6 +12,12 @@
 // dispatch mode is on, an argument is a negated view, a subclass of torch.Tensor or not a dense
 // tensor.
 //
+// A plan may be direct: a function that takes the tensors and returns a new result, such as
+// torch.mm. Then nothing is allocated here, and nothing runs in between.
+//
+// The calls of a layer follow gradients: a call that needs some is usual, and its key has the
+// inputs that require one. What runs is direct, and known to autograd.
+//
 // Everything here runs with the GIL held, which makes it safe for threads, and for a fork while
 // other threads run: no lock is used. A call shares its plan with the table, which another thread
 // may change whenever Python runs or the GIL is released.
@@ -24,6 +30,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <unordered_map>
 #include <vector>
@@ -48,6 +55,7 @@ struct Signature {
   std::uint32_t optional = 0;   // a bit per tensor that may be None
   std::uint32_t aligned = 0;    // a bit per tensor on whose alignment the plan depends
   std::vector<int> plan_order;  // the tensors, in the order of a plan's arguments
+  bool is_layer = false;        // whether calls follow gradients; those under autocast are unusual
 };
 
 // A function of torch that takes only `self`. Calling it directly avoids Python's call protocol,
@@ -85,7 +93,10 @@ struct TorchFunctions {
   nb::object empty_strided;       // torch.empty_strided
   nb::object empty_strided_cpu;   // (shape, strides, dtype); nullptr: `empty_strided` is called
   nb::object empty_strided_cuda;  // the same, on the current device
+  nb::object uint8;               // the dtype
+  NativeFunction is_autocast_enabled;  // on any device
   NativeFunction current_cuda_device;  // its number; empty: as without empty_strided_cuda
+  nb::object has_transforms;           // whether transforms of torch.func are active
   nb::object forward_ad;               // the dict of the module torch.autograd.forward_ad
 };
 
@@ -96,7 +107,8 @@ class FastCall {
 
   // call_module.cc documents the arguments.
   FastCall(Signature signature, TorchFunctions torch, const ExchangeApi& api, nb::object make,
-           nb::object slow, nb::object state, nb::object epoch, std::size_t max_plans);
+           nb::object slow, nb::object state, nb::object epoch, nb::object enter_thread,
+           std::size_t max_plans);
   ~FastCall() { Clear(); }
 
   FastCall(const FastCall&) = delete;
@@ -118,9 +130,9 @@ class FastCall {
   int Traverse(visitproc visit, void* arg) const;
 
  private:
-  // Room for every word of a key: presence with dtype and rank, device, extents, strides; the
-  // misaligned tensors; the epoch; the objects and the state.
-  static constexpr int kMaxWords = kMaxTensors * (2 + 2 * kMaxDims) + 2 + kMaxObjects + 1;
+  // Room for every word of a key: presence with dtype and rank, device, extents, strides; which
+  // tensors are misaligned, which require a gradient; the epoch; the objects and the state.
+  static constexpr int kMaxWords = kMaxTensors * (2 + 2 * kMaxDims) + 3 + kMaxObjects + 1;
 
   struct Key {
     std::array<std::uint64_t, kMaxWords> words;
@@ -134,21 +146,28 @@ class FastCall {
   // An output that is allocated: shape, strides, dtype.
   using Output = std::tuple<nb::object, nb::object, nb::object>;
 
-  // A native launch or a plan in Python, and the positions of its tensors among a call's.
+  // A native launch or a function in Python, and the positions of its tensors among a call's.
   struct Launch {
     nb::object step;
-    const NativeLaunch* native;  // of the capsule `step`; nullptr: `step` is called
+    const NativeLaunch* native = nullptr;  // of the capsule `step`; nullptr: `step` is called
     std::vector<int> tensors;
+    int result = -1;  // the position of the tensor that `step` returns; -1: it returns none
   };
 
   // What `make` returned. A plan may go from the table while a call still runs it.
   struct Made {
     nb::object plan;
+    Launch direct;                 // `step` is empty unless the plan is direct
     std::vector<Launch> launches;  // the plan, or its native_launch
     bool is_native = false;        // whether one of them is native
     bool is_kept = false;
     nb::object device;
     std::vector<Output> outputs;  // in the order of Signature::outs
+    std::uint32_t returned = 0;   // a bit for each output that a step returns
+    // Unless a step in Python takes what is in between, that is one allocation, and no tensors: the
+    // first byte of each output behind the results, and the whole, of bytes.
+    std::vector<std::size_t> offsets;
+    std::optional<Output> workspace;
   };
   using SharedMade = std::shared_ptr<const Made>;
 
@@ -159,17 +178,23 @@ class FastCall {
 
   // False, with an exception, for a wrong number of arguments.
   bool CheckNumber(Py_ssize_t num_arguments) const;
+  // The fewest arguments of a call: without other objects, outputs at the end may be left out.
+  Py_ssize_t LeastNumber() const;
+  // Whether an output is memory for what is in between.
+  bool IsInBetween(int position) const;
   // Fills views and the key's words of the tensors; false if an argument is not a dense tensor.
   bool Read(PyObject* const* arguments, TensorView* views, Key* key) const;
   // Whether a call needs more than its plan.
   bool IsUnusual(PyObject* const* arguments, const TensorView* views) const;
-  // Whether a gradient would be needed.
-  bool NeedsGradient(PyObject* const* arguments, const TensorView* views) const;
+  // A bit for each tensor that requires a gradient, if gradients are enabled; all, and maybe an
+  // exception, if that cannot be found out.
+  std::uint32_t GradientBits(PyObject* const* arguments, const TensorView* views) const;
   // Whether tensors may be dual ones, with a tangent, which no plan follows.
   bool IsInDualLevel() const;
   // The plan of a call whose tensors are read, from the table or from `make`, and which of them;
   // nullptr with an exception.
-  SharedMade FindOrMake(PyObject* const* arguments, Key* key, bool* is_known);
+  SharedMade FindOrMake(PyObject* const* arguments, const TensorView* views, Key* key,
+                        bool* is_known);
   SharedMade Find(const Key& key) const;
   // Replaces each object of the key by the equal one in `objects`; false if an object cannot be
   // hashed or compared. With `adds`, an object that is new is put there.
@@ -179,10 +204,19 @@ class FastCall {
   SharedMade Make(PyObject* const* arguments);
   // Reads the launches of a plan; false with an exception.
   bool ReadLaunches(Made* made) const;
+  // From tensors of a plan to those of a call; false with an exception.
+  bool ToPositions(std::vector<int>* tensors) const;
+  // Reads a direct plan; false with an exception.
+  bool ReadDirect(Made* made) const;
+  // Places the outputs behind the results in one workspace; false with an exception.
+  bool PlaceInWorkspace(Made* made) const;
   PyObject* Run(const Made& made, PyObject* const* arguments, TensorView* views);
+  // Calls a function of torch's.
+  nb::object CallTorch(const Launch& launch, PyObject* const* tensors, const TensorDevice& device);
   // The outputs of a call by position, allocated where they are None; false with an exception.
-  bool Outputs(const Made& made, PyObject* const* arguments, TensorView* views,
-               nb::object* outs) const;
+  // Those in the workspace have a view, and no tensor; `workspace` owns their memory.
+  bool Outputs(const Made& made, PyObject* const* arguments, TensorView* views, nb::object* outs,
+               nb::object* workspace) const;
   // What allocates on the device without torch's parsing of arguments, or nullptr.
   PyObject* EmptyStrided(const TensorDevice& device, bool* is_error) const;
 
@@ -193,6 +227,7 @@ class FastCall {
   const nb::object slow_;
   const nb::object state_;
   const nb::object epoch_;
+  const nb::object enter_thread_;
   const descrgetfunc get_requires_grad_;  // of the descriptor's type
   const nb::object current_level_;        // the name of the number of the dual level
   const std::size_t max_plans_;

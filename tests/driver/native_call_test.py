@@ -116,17 +116,19 @@ def made(native_launch):
     run.native_launch = native_launch
     outputs = tuple(((4,), (1,), dtype) for dtype in (torch.float32, torch.float64, torch.int32))
     return run, True, torch.device("cpu"), outputs
-def fast_call(native_launch):
+def fast_call(native_launch, *, plan=None, num_results=2):
     return _call.FastCall(
-        torch, make=lambda *arguments: made(native_launch), slow=print, state=lambda: None, epoch=[0],
+        torch,
+        make=lambda *arguments: made(native_launch) if plan is None else (plan, *made(None)[1:]),
+        slow=print, state=lambda: None, epoch=[0], enter_thread=print,
         num_tensors=4, num_objects=0, outs=[1, 2, 3], optional=[1, 2, 3], aligned=[0], plan_order=[0, 1, 2, 3],
-        max_plans=4, num_results=2)
+        max_plans=4, num_results=num_results)
 """
 
 
 def test_a_plan_of_several_passes_its_tensors_on_and_returns_its_results(run_with_fake: Any) -> None:
     dtypes, addresses, launches = run_with_fake(f"""{_SEVERAL}
-call = fast_call([(double.native_launch(), (0, 3)), (double.native_launch(), (3, 1))]).call
+call = fast_call([(double.native_launch(), (0, 3), -1), (double.native_launch(), (3, 1), -1)]).call
 given = torch.zeros(4, dtype=torch.float64)
 first, second = call(x, None, given, None)
 launches = [each["parameters"] for each in fake.calls("cuLaunchKernelEx")]
@@ -147,20 +149,71 @@ def step(*tensors):
 def failing(*tensors):
     raise KeyError("of the step")
 launch = double.native_launch()
-fast_call([(launch, (0, 3)), (step, (0, 3)), (launch, (3, 1))]).call(x, None, None, None)
+fast_call([(launch, (0, 3), -1), (step, (0, 3), -1), (launch, (3, 1), -1)]).call(x, None, None, None)
 launched = len(fake.calls("cuLaunchKernelEx"))
-report([launched, passed, error_of(fast_call([(launch, (0, 3)), (failing, (0,))]).call, x, None, None, None)])
+report([launched, passed, error_of(fast_call([(launch, (0, 3), -1), (failing, (0,), -1)]).call, x, None, None, None)])
     """)
     assert launched == 2
     assert passed == [[1, True, "torch.int32"]]
     assert error["type"] == "KeyError"
 
 
+def test_memory_in_between_is_one_allocation(run_with_fake: Any) -> None:
+    launches, allocated = run_with_fake(f"""{_SEVERAL}
+launch = double.native_launch()
+allocated = []
+class Mode(torch.overrides.TorchFunctionMode):  # with which outputs are allocated by torch.empty_strided
+    def __torch_function__(self, function, types, arguments=(), options=None):
+        if function is torch.empty_strided:
+            allocated.append(list(arguments[0]))
+        return function(*arguments, **(options or dict()))
+call = fast_call([(launch, (0, 2), -1), (launch, (2, 3), -1), (launch, (3, 1), -1)], num_results=1).call
+with Mode():
+    call(x)
+report([[each["parameters"] for each in fake.calls("cuLaunchKernelEx")], allocated])
+    """)
+    pairs = [[int.from_bytes(bytes.fromhex(one), "little") for one in launch.split(",")] for launch in launches]
+    assert pairs[1] == [pairs[0][1], pairs[2][0]]
+    assert pairs[1][1] - pairs[1][0] == 256  # 4 float64, rounded up
+    assert sorted(allocated) == [[4], [512]]
+
+
+def test_a_step_in_python_may_return_a_result(run_with_fake: Any) -> None:
+    found, launches, errors = run_with_fake(f"""{_SEVERAL}
+launch = double.native_launch()
+steps = [(launch, (0, 3), -1), (torch.neg, (0,), 1), (launch, (1, 2), -1)]
+first, second = fast_call(steps).call(x)
+found = [first.tolist(), first.data_ptr()]
+launches = [each["parameters"] for each in fake.calls("cuLaunchKernelEx")]
+errors = [error_of(fast_call(steps).call, x, torch.ones(4)), error_of(fast_call([(torch.neg, (0,), 3)]).call, x)]
+report([found, launches, errors])
+    """)
+    assert found[0] == [-1.0] * 4
+    assert int.from_bytes(bytes.fromhex(launches[1].split(",")[0]), "little") == found[1]
+    assert [error["type"] for error in errors] == ["ValueError", "ValueError"]
+    assert "must be None, because a step returns it" in errors[0]["message"]
+    assert "may return a result of the call, but step 0 returns tensor 3" in errors[1]["message"]
+
+
+def test_a_direct_plan_returns_what_its_function_returns(run_with_fake: Any) -> None:
+    found, errors = run_with_fake(f"""{_SEVERAL}
+class Direct:
+    def __init__(self, *direct):
+        self.direct = direct
+def direct(*pair, num_results=1):
+    return fast_call(None, plan=Direct(*pair), num_results=num_results).call
+found = direct(torch.sub, (0, 0))(x).tolist()
+report([found, [error_of(direct(3, (0,)), x), error_of(direct(torch.neg, (4,)), x)]])
+    """)
+    assert found == [0.0] * 4
+    assert [error["type"] for error in errors] == ["TypeError", "ValueError"]
+
+
 def test_a_native_launch_of_other_tensors_is_refused(run_with_fake: Any) -> None:
     errors = run_with_fake(f"""{_SEVERAL}
 launch = double.native_launch()
 report([error_of(fast_call(found).call, x, None, None, None)
-        for found in (launch, [(launch, (0,))], [(launch, (0, 4))], [(launch, (0, -1))], [launch])])
+        for found in (launch, [(launch, (0,), -1)], [(launch, (0, 4), -1)], [(launch, (0, -1), -1)], [launch])])
     """)
     assert [error["type"] for error in errors] == ["TypeError", "TypeError", "ValueError", "ValueError", "TypeError"]
     assert "must take 4 tensors, but its native launch takes 2" in errors[0]["message"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from stoneware.kernels.config import REFERENCE, VENDOR, Config
 from stoneware.kernels.manifest import KernelRecord
@@ -24,6 +24,30 @@ class Conversion(NamedTuple):
 
     text: str
     us: float
+
+
+class TorchPlan(Protocol):
+    """A plan that runs torch's own kernels.
+
+    Attributes:
+      direct: (a function that returns a new result, the positions of its tensors among the plan's), for calls
+        without out; or None.
+    """
+
+    direct: tuple[Callable[..., Any], Sequence[int]] | None
+
+    def __call__(self, *tensors: Any) -> None: ...
+
+
+def torch_plan(run: Any, direct: tuple[Callable[..., Any], Sequence[int]] | None = None) -> TorchPlan:
+    """The function as a TorchPlan: a call through an object with a method would be another call."""
+    run.direct = direct
+    plan: TorchPlan = run
+    return plan
+
+
+def is_torch_plan(plan: Plan) -> TypeGuard[TorchPlan]:
+    return hasattr(plan, "direct")
 
 
 class Backend:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from stoneware.errors import UnsupportedError
+from stoneware.ops import cuda_context
 from stoneware.runtime import native
 from stoneware.runtime.native import CALL_MODULE
 from stoneware.tuning import policy
@@ -15,6 +16,14 @@ from stoneware.tuning import policy
 MAX_PLANS = 4096
 """A key and its plan took 1.0 KB of Python memory (tracemalloc over 399 scaled_mm plans on a CPU); a
 server that sees every m up to 8192 would otherwise keep them all, for each of its layers."""
+
+
+class Direct(NamedTuple):
+    """A plan without launches: a function that takes tensors and returns new results, and the positions of these
+    tensors among the plan's."""
+
+    direct: tuple[Callable[..., Any], Sequence[int]]
+
 
 Output = tuple[Sequence[int], Sequence[int], torch.dtype]
 """Shape, strides and dtype of a tensor that a call allocates."""
@@ -31,6 +40,7 @@ def build(
     order: Sequence[int] | None = None,
     num_objects: int = 0,
     num_results: int = 1,
+    is_layer: bool = False,
 ) -> tuple[Any, str]:
     """A FastCall, or None and why this installation has none.
 
@@ -42,6 +52,8 @@ def build(
       optional: positions of the tensors that may be None.
       aligned: positions of the tensors whose plan depends on the alignment of their address.
       order: positions of the tensors in the order of a plan's arguments; None: that of the call.
+      num_results: of `outs`; the others are memory for what is in between.
+      is_layer: whether calls follow gradients, and those under autocast are unusual.
     """
     try:
         return native.load(CALL_MODULE).FastCall(
@@ -50,6 +62,7 @@ def build(
             slow=slow,
             state=policy.state,
             epoch=policy.EPOCH,
+            enter_thread=cuda_context.make_current,
             num_tensors=num_tensors,
             num_objects=num_objects,
             outs=list(outs),
@@ -58,6 +71,7 @@ def build(
             plan_order=list(range(num_tensors) if order is None else order),
             max_plans=MAX_PLANS,
             num_results=num_results,
+            is_layer=is_layer,
         ), ""
     except (UnsupportedError, AttributeError) as error:
         # An installation without the module, or a torch without the DLPack exchange API.

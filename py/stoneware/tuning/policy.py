@@ -134,6 +134,8 @@ def _replace(*, remove: tuple[Scope, ...] = (), add: tuple[Scope, ...] = ()) -> 
     global _torch_c
     if _torch_c is None:
         _torch_c = getattr(sys.modules.get("torch"), "_C", None)
+        if _torch_c is not None:
+            forget_plans()  # some were made because `has_had_scopes()` was False
     if _torch_c is not None:
         scopes = tuple([scope for scope in _thread_scopes() if scope.is_open and scope not in remove])
         _stash(scopes + add)
@@ -158,6 +160,11 @@ def _stash(scopes: tuple[Scope, ...]) -> None:
     # object as long as the process lives, so that a reference too many costs no memory.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(holder))
     _torch_c._stash_obj_in_tls(_TLS_KEY, holder)
+
+
+def has_had_scopes() -> bool:
+    """Whether a scope was ever opened in this process, after the import of torch."""
+    return _torch_c is not None
 
 
 def _thread_scopes() -> tuple[Scope, ...]:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from stoneware.ops import tensor_checks
-from stoneware.ops.backend import Plan
+from stoneware.ops.backend import Plan, is_torch_plan
+from stoneware.ops.matmul import vendor
 from stoneware.ops.matmul.layouts import arrangement, result_shape
 from stoneware.runtime.dtypes import DTYPE_NAMES
 from stoneware.specs.matmul import SPEC
@@ -64,9 +65,12 @@ def plan(
         is_aligned=not any(pointer % UNIT_BYTES for pointer in pointers),
     )
     plan = make(problem)
+    copies = {**copies, **tensor_checks.strided(bias=bias)}
     if is_transposed:
         plan = _with_swapped_operands(plan)
-    return tensor_checks.with_copies(SPEC, plan, {**copies, **tensor_checks.strided(bias=bias)})
+    elif is_torch_plan(plan) and not copies:
+        plan.direct = vendor.direct(problem, a, b)
+    return tensor_checks.with_copies(SPEC, plan, copies)
 
 
 def _shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:

@@ -3,16 +3,20 @@ a GPU."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 
-from stoneware.ops.backend import Plan, TorchBackend
+from stoneware.ops.backend import TorchBackend, TorchPlan, torch_plan
 from stoneware.ops.cuda_context import THREAD, make_current
 from stoneware.ops.matmul import operand_views
-from stoneware.specs.matmul import VENDOR
+from stoneware.specs.matmul import SPEC, VENDOR
 from stoneware.specs.matmul_problem import Problem
 
 
-def _plan(problem: Problem) -> Plan:
+def _plan(problem: Problem) -> TorchPlan:
     views = operand_views.make(problem)
     is_batch = problem.batch > 1
     multiply, multiply_add = (torch.bmm, torch.baddbmm) if is_batch else (torch.mm, torch.addmm)
@@ -34,7 +38,27 @@ def _plan(problem: Problem) -> Plan:
         else:
             multiply_add(bias, a, b, out=out)
 
-    return run
+    return torch_plan(run)
+
+
+def direct(problem: Problem, a: torch.Tensor, b: torch.Tensor) -> tuple[Callable[..., Any], Sequence[int]] | None:
+    """`TorchPlan.direct` for the operands of a call that are not copied, or None."""
+    if problem.out_dtype != problem.a_dtype:
+        if problem.has_bias or not a.ndim == b.ndim == 2:
+            return None
+        return functools.partial(torch.mm, out_dtype=torch.float32), _OPERANDS
+    if a.ndim == b.ndim == 2:
+        return (torch.addmm, _OPERANDS_WITH_BIAS) if problem.has_bias else (torch.mm, _OPERANDS)
+    if a.ndim == b.ndim == 3 and a.shape[0] == b.shape[0] > 1:
+        return (torch.baddbmm, _OPERANDS_WITH_BIAS) if problem.has_bias else (torch.bmm, _OPERANDS)
+    # torch.matmul makes one matmul of all rows, as the problem is.
+    is_folded = b.ndim == 2 and a.ndim > 2 and a.is_contiguous() and not problem.has_bias
+    return (torch.matmul, _OPERANDS) if is_folded else None
+
+
+_OPERANDS = tuple(map(SPEC.plan_order.index, ("a", "b")))
+_OPERANDS_WITH_BIAS = tuple(map(SPEC.plan_order.index, ("bias", "a", "b")))
+"""Positions among the tensors of a plan."""
 
 
 class _Vendor(TorchBackend):

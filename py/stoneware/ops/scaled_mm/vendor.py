@@ -12,7 +12,7 @@ import functools
 import torch
 
 from stoneware.ops import tensor_checks
-from stoneware.ops.backend import Conversion, Plan, TorchBackend
+from stoneware.ops.backend import Conversion, Plan, TorchBackend, torch_plan
 from stoneware.ops.cuda_context import THREAD, make_current
 from stoneware.ops.tensor_checks import Copy
 from stoneware.runtime.device import Device
@@ -96,7 +96,14 @@ def _plan_matrix_scales(problem: Problem) -> Plan:
             make_current()
         scaled_mm(a, b, scale_a, scale_b, bias=bias, out_dtype=out_dtype, use_fast_accum=use_fast_accum, out=out)
 
-    return run
+    function = functools.partial(scaled_mm, out_dtype=out_dtype, use_fast_accum=use_fast_accum)
+    return torch_plan(run, (function, _inputs(problem)))
+
+
+def _inputs(problem: Problem) -> list[int]:
+    """The positions of the inputs among the tensors of a plan."""
+    names = ("a", "b", "scale_a", "scale_b", *(("bias",) if problem.has_bias else ()))
+    return [SPEC.plan_order.index(name) for name in names]
 
 
 _COPY_US, _COPY_BYTES_PER_US = 1.4, 0.6e6
@@ -182,7 +189,19 @@ def _plan_block_scales(problem: Problem) -> Plan:
                 a_rows, b, [scale], recipe_a, [], [scale_b], recipe_b, [], bias, out_dtype, [], False, out=out_rows
             )
 
-    return run
+    def direct(
+        a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if is_1d:
+            scale_b = scale_b.t()
+        if layout_b is not None:
+            scale_b = layout_b(scale_b)
+        if layout_a is not None:
+            scale_a = layout_a(scale_a)
+        return scaled_mm(a, b, [scale_a], recipe_a, [], [scale_b], recipe_b, [], bias, out_dtype)
+
+    layout_a = layouts_a[0]
+    return torch_plan(run, (direct, _inputs(problem)) if len(parts) == 1 else None)
 
 
 class _Vendor(TorchBackend):
