@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from stoneware import nn
-from stoneware.nn import float8, frozen_linear, steps
+from stoneware.nn import frozen_linear, steps, trained_linear
 from stoneware.nn.recipes import RECIPES
+from stoneware.ops import dispatch
+from stoneware.ops.backend import torch_plan
+from stoneware.tuning import policy
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
@@ -182,11 +185,72 @@ def test_one_native_call_has_the_bits_of_its_ops(recipe, shape, needs, monkeypat
     monkeypatch.setattr(steps.Steps, "run", run)
     monkeypatch.setattr(steps.native, "build", lambda *arguments, **named: (None, "not in this test"))
     for name in ("_native_forward", "_native_backward"):  # without those that were built
-        monkeypatch.setattr(float8, name, getattr(float8, name).__wrapped__)
+        monkeypatch.setattr(trained_linear, name, getattr(trained_linear, name).__wrapped__)
     by_ops = found()
     for one, other in zip(native, by_ops, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
         assert one.stride() == other.stride()
+
+
+def test_a_bf16_layer_has_a_second_derivative():
+    layer = nn.Linear(K, N, dtype=torch.bfloat16)
+    twin = torch.nn.Linear(K, N, dtype=torch.bfloat16)
+    twin.load_state_dict(layer.state_dict())
+    x = torch.randn(16, K).bfloat16()
+    found = []
+    for one in (layer, twin):
+        operand = x.clone().requires_grad_()
+        (dx,) = torch.autograd.grad(one(operand).square().sum(), operand, create_graph=True)
+        found.append(torch.autograd.grad(dx.float().square().sum(), [operand, one.weight]))
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0.05, atol=0.05 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("kind", [*RECIPES, "bf16"])
+def test_the_same_call_follows_what_requires_a_gradient_now(kind):
+    layer = (
+        nn.Linear(K, N, dtype=torch.bfloat16)
+        if kind == "bf16"
+        else nn.Float8Linear(K, N, recipe=kind, dtype=torch.bfloat16)
+    )
+    x = torch.randn(16, K).bfloat16()
+    for _ in range(2):
+        assert layer(x).requires_grad
+        with torch.no_grad():
+            assert not layer(x).requires_grad
+        layer.requires_grad_(False)
+        assert not layer(x).requires_grad
+        y = layer(x.clone().requires_grad_())
+        y.sum().backward()
+        assert layer.weight.grad is None
+        layer.requires_grad_(True)
+
+
+def test_torch_func_goes_through_a_bf16_layer():
+    layer = nn.Linear(K, N, dtype=torch.bfloat16)
+    x = torch.randn(16, K).bfloat16()
+    expected = gradients(layer, x, torch.ones(16, N).bfloat16())["weight"]
+    weights = {name: weight.detach() for name, weight in layer.named_parameters()}
+    found = torch.func.grad(lambda weights: torch.func.functional_call(layer, weights, (x,)).sum())(weights)
+    assert torch.equal(found["weight"], expected)
+
+
+@pytest.mark.parametrize("layout", [None, "nt", "nn", "tn"])
+@pytest.mark.parametrize("has_had_scopes", [False, True])
+def test_a_layer_is_torchs_if_each_matmul_runs_torchs_kernel(layout, has_had_scopes, monkeypatch):
+    def plan(self, problem, *arguments, **options):
+        def run(a, b, out, bias):
+            torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
+
+        return torch_plan(run) if problem.layout != layout else lambda *tensors: run(*tensors)
+
+    monkeypatch.setattr(dispatch.Operation, "plan", plan)
+    monkeypatch.setattr(policy, "has_had_scopes", lambda: has_had_scopes)
+    policy.forget_plans()
+    layer = nn.Linear(K, N, dtype=torch.bfloat16)
+    y = layer(torch.randn(16, K).bfloat16().requires_grad_())
+    assert ("KnownLinear" not in y.grad_fn.name()) == (layout is None and not has_had_scopes)
+    policy.forget_plans()
 
 
 @recipes
@@ -226,13 +290,13 @@ def test_nothing_is_computed_for_backward_under_no_grad(recipe, no_gradients, mo
     x = torch.randn(32, K).bfloat16()
     expected = layer(x)
     needed = []
-    forward = float8._native_forward
+    forward = trained_linear._native_forward
     monkeypatch.setattr(
-        float8, "_native_forward", lambda recipe, *needs: needed.append(needs) or forward(recipe, *needs)
+        trained_linear, "_native_forward", lambda recipe, *needs: needed.append(needs) or forward(recipe, *needs)
     )
     with no_gradients():
         y = layer(x)
-    assert needed == [(False, False)]
+    assert needed == []
     assert torch.equal(y, expected) and not y.requires_grad
 
 

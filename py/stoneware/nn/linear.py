@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from stoneware.errors import quoted
-from stoneware.nn import float8, main_grad
-from stoneware.nn.arguments import BITS_16, FLOATS, autocast, autocast_dtype, check, is_distributed
+from stoneware.nn import main_grad, trained_linear
+from stoneware.nn.arguments import autocast_dtype
 from stoneware.nn.recipes import BF16, RECIPES, why_not
-from stoneware.ops.matmul.api import matmul
 
 
 class Linear(torch.nn.Linear):
@@ -34,34 +35,26 @@ class Linear(torch.nn.Linear):
     fuse_wgrad_accumulation = False
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        x, weight = input, self.weight  # read once: torch.nn.Module searches for it
-        if main_grad.is_enabled(self, weight):
-            is_quantized = self.recipe != BF16 and RECIPES[self.recipe].grad_weight is not None
-            dtype = autocast_dtype(x)
-            x = x if dtype is None else x.to(dtype)
-            return main_grad.linear(lambda w: self._checked_linear(x, w), x, weight, is_quantized=is_quantized)
-        if is_distributed(weight):
-            from stoneware.nn import sharded
+        x: torch.Tensor = input
+        parameters: dict[str, Any] = self._parameters  # skips torch.nn.Module's search for an attribute
+        if torch.compiler.is_dynamo_compiling() or self.fuse_wgrad_accumulation or "weight" not in parameters:
+            return self._general(x)
+        weight, bias = parameters["weight"], parameters["bias"]
+        if torch.is_grad_enabled():
+            return trained_linear.call(x, weight, bias, None, self.recipe)
+        return trained_linear.call_without_grad(self.recipe)(x, weight, bias)
 
-            return sharded.linear(self._linear_of_part, *autocast(x, weight, self.bias))
-        return self._checked_linear(x, weight)
-
-    def _checked_linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        x, weight, bias = autocast(x, weight, self.bias)
-        check(x, weight, BITS_16 if self.recipe == BF16 else FLOATS)
-        return self._linear(x, weight, bias)
-
-    def _linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if self.recipe == BF16:
-            return matmul(x, weight.t(), bias)
-        return float8.linear(x, weight, bias, self.recipe)
-
-    def _linear_of_part(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        out_features, in_features = weight.shape
-        reason = why_not(self.recipe, in_features, out_features)
-        if reason is not None:
-            raise ValueError(f"{reason} on each rank; cut it among fewer ranks, or leave it a torch.nn.Linear")
-        return self._linear(x, weight, bias)
+    def _general(self, x: torch.Tensor) -> torch.Tensor:
+        """Also traces, replicas of torch.nn.DataParallel, parametrized weights and main_grad."""
+        weight, bias, recipe = self.weight, self.bias, self.recipe
+        if not main_grad.is_enabled(self, weight):
+            return trained_linear.general(x, weight, bias, recipe)
+        is_quantized = recipe != BF16 and RECIPES[recipe].grad_weight is not None
+        dtype = autocast_dtype(x)
+        x = x if dtype is None else x.to(dtype)
+        return main_grad.linear(
+            lambda weight: trained_linear.general(x, weight, bias, recipe), x, weight, is_quantized=is_quantized
+        )
 
 
 class Float8Linear(Linear):

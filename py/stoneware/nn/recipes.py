@@ -83,7 +83,7 @@ def check_is_built(name: str, dtype: torch.dtype, needs_x: bool, needs_weight: b
     """Refuses a call of a layer whose gradients need a matmul that is not built.
 
     Args:
-      name: of the recipe.
+      name: of the recipe, or BF16.
       dtype: of x.
       needs_x, needs_weight, needs_bias: whether these need a gradient.
 
@@ -100,14 +100,18 @@ check_is_built._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 @functools.lru_cache(maxsize=256)
 def _needed_matmuls(name: str, dtype: torch.dtype, needs_input_grad: tuple[bool, ...]) -> tuple[needs.Matmul, ...]:
-    recipe = RECIPES[name]
-    matmuls = needs.linear_matmuls(
-        dtype=DTYPE_NAMES[dtype],
-        forward=_operands(recipe.forward),
-        dgrad=_operands(recipe.grad_input),
-        wgrad=recipe.grad_weight and _operands(recipe.grad_weight),
-        needs_input_grad=frozenset(itertools.compress(("a", "b", "bias"), needs_input_grad)),
-    )
+    needed, dtype_name = frozenset(itertools.compress(("a", "b", "bias"), needs_input_grad)), DTYPE_NAMES[dtype]
+    if name == BF16:
+        matmuls = needs.matmuls("matmul", dtypes=(dtype_name,) * 3, layout="nt", needs_input_grad=needed)
+    else:
+        recipe = RECIPES[name]
+        matmuls = needs.linear_matmuls(
+            dtype=dtype_name,
+            forward=_operands(recipe.forward),
+            dgrad=_operands(recipe.grad_input),
+            wgrad=recipe.grad_weight and _operands(recipe.grad_weight),
+            needs_input_grad=needed,
+        )
     built_matmuls.check(matmuls, names={"a": "x", "b": "weight"})
     return matmuls
 

@@ -19,6 +19,7 @@ import torch
 
 from stoneware.nn.recipes import Cast
 from stoneware.ops import native_call as native
+from stoneware.ops.backend import is_torch_plan
 from stoneware.ops.matmul import api as matmul_api
 from stoneware.ops.native_call import Output, dense
 from stoneware.ops.scaled_mm import api as scaled_mm_api
@@ -47,6 +48,16 @@ class Op:
     def plan(self, dtype: torch.dtype, *inputs: Any) -> tuple[Any, Sequence[Output]]:
         """The plan for inputs of this kind, and its outputs."""
         raise NotImplementedError
+
+    def direct(self, dtype: torch.dtype, plan: Any, shape: Sequence[int]) -> Callable[..., Any] | None:
+        """What returns the step's output from its inputs with torch's own kernels, if the plan runs these; or None.
+
+        Args:
+          dtype: the layer's.
+          plan: of the step.
+          shape: of the output.
+        """
+        return None
 
     def arguments(self, *tensors: Any) -> Sequence[Any]:
         """The arguments of a plan in Python, from the step's tensors: matrices of their rows. A native launch reads
@@ -130,9 +141,22 @@ class ScaledMM(Op):
         )  # fmt: skip
         return plan, [dense((a.shape[0], b.shape[1]), dtype)]
 
+    def direct(self, dtype: torch.dtype, plan: Any, shape: Sequence[int]) -> Callable[..., Any] | None:
+        if not is_torch_plan(plan) or plan.direct is None:
+            return None
+        function, positions = plan.direct
+        is_matrix = len(shape) == 2
+
+        def run(a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any) -> torch.Tensor:
+            arguments = self.arguments(a, b, scale_a, scale_b, bias, None)
+            y: torch.Tensor = function(*[arguments[position] for position in positions])
+            return y if is_matrix else y.view(shape)
+
+        return run
+
     def arguments(self, a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, out: Any) -> Sequence[Any]:
         return (
-            a.reshape(-1, a.shape[-1]),
+            a if a.ndim == 2 else a.reshape(-1, a.shape[-1]),
             b.t(),
             out if out is None else out.reshape(-1, out.shape[-1]),
             _rows_of_scale(scale_a),
@@ -148,25 +172,59 @@ def scaled_mm(a: str, b: str, result: str, *, bias: str = NONE, use_fast_accum: 
 
 @dataclass(frozen=True)
 class Matmul(Op):
-    """a [..., m]^T @ b [..., n] of their rows, in 16 bits; the result has the layer's dtype."""
+    """a @ b of their rows, in 16 bits; the result has the layer's dtype.
 
+    Attributes:
+      layout: "t" for each of a and b that is transposed, otherwise "n".
+    """
+
+    layout: str
     order = tuple(map(("a", "b", "bias", "out").index, MATMUL.plan_order))
 
-    def __call__(self, dtype: torch.dtype, a: torch.Tensor, b: torch.Tensor, bias: None) -> Sequence[torch.Tensor]:
-        a, b, *_ = self.arguments(a, b, None, None)
-        return (matmul_api.matmul(a, b, out_dtype=dtype),)
+    def __call__(self, dtype: torch.dtype, a: torch.Tensor, b: torch.Tensor, bias: Any) -> Sequence[torch.Tensor]:
+        a, b, _, bias = self.arguments(a, b, bias, None)
+        return (matmul_api.matmul(a, b, bias, out_dtype=dtype),)
 
     def plan(self, dtype: torch.dtype, *inputs: Any) -> tuple[Any, Sequence[Output]]:
-        a, b, *_ = self.arguments(*(*inputs, None))
-        plan = matmul_api._PLANS.plan(a, b, None, None, dtype, None, None)
+        a, b, _, bias = self.arguments(*(*inputs, None))
+        plan = matmul_api._PLANS.plan(a, b, bias, None, dtype, None, None)
         # Not its native launch, which would read 32 bits.
         launch = plan if inputs[0].dtype == a.dtype else lambda *tensors: plan(*tensors)
         return launch, [dense((a.shape[0], b.shape[1]), dtype)]
 
-    def arguments(self, a: torch.Tensor, b: torch.Tensor, bias: None, out: Any) -> Sequence[Any]:
+    def direct(self, dtype: torch.dtype, plan: Any, shape: Sequence[int]) -> Callable[..., Any] | None:
+        return _TORCH_MATMULS[self.layout] if dtype != torch.float32 and is_torch_plan(plan) else None
+
+    def arguments(self, a: torch.Tensor, b: torch.Tensor, bias: Any, out: Any) -> Sequence[Any]:
         if a.dtype == torch.float32:
             a, b = a.bfloat16(), b.bfloat16()
-        return a.reshape(-1, a.shape[-1]).t(), b.reshape(-1, b.shape[-1]), out, bias
+        a, b = a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])
+        is_a_transposed, is_b_transposed = (letter == "t" for letter in self.layout)
+        return (
+            a.t() if is_a_transposed else a,
+            b.t() if is_b_transposed else b,
+            out if out is None else out.reshape(-1, out.shape[-1]),
+            bias,
+        )
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, bias: None) -> torch.Tensor:
+    return torch.matmul(a, b)
+
+
+def _product_of_rows(a: torch.Tensor, b: torch.Tensor, bias: None) -> torch.Tensor:
+    """a [..., m]^T @ b [..., n]."""
+    if a.ndim != 2:
+        a, b = rows_of(a), rows_of(b)
+    return torch.mm(a.t(), b)
+
+
+_TORCH_MATMULS: dict[str, Callable[..., torch.Tensor]] = {
+    "nt": torch.nn.functional.linear,
+    "nn": _product,
+    "tn": _product_of_rows,
+}
+"""Layout -> the matmul of (a, b, bias)."""
 
 
 @dataclass(frozen=True)
@@ -275,7 +333,12 @@ class Steps:
 
 
 def native_call(
-    steps: Steps, slow: Callable[..., Any], *, optional: Sequence[str] = (), check: Callable[..., Any] | None = None
+    steps: Steps,
+    slow: Callable[..., Any],
+    *,
+    optional: Sequence[str] = (),
+    check: Callable[..., Any] | None = None,
+    is_layer: bool = False,
 ) -> Callable[..., Any]:
     """call(*inputs) -> the result, or a tuple of several. Steps with a native launch run without Python.
 
@@ -284,6 +347,7 @@ def native_call(
       slow: slow(*inputs) -> results, for unusual calls: gradients, traces, torch dispatch modes.
       optional: inputs that may be None.
       check: check(*inputs) raises an error for inputs that do not fit.
+      is_layer: see `stoneware.ops.native_call.build`.
     """
     inputs, num_inputs = steps.inputs, len(steps.inputs)
     step_output_names = dict.fromkeys(name for step in steps.steps for name in step.outputs)
@@ -311,11 +375,12 @@ def native_call(
                 for name in step.inputs
             ]
             plan, step_outputs = step.op.plan(first.dtype, *operands)
-            outputs.update(item for item in zip(step.outputs, step_outputs) if item[0] not in inputs)
-            launches.append(_launch(step, plan, positions, is_direct))
-        for name in steps.rows:
-            shape, _, dtype = outputs[name]
-            outputs[name] = dense((*first.shape[:-1], shape[-1]), dtype)
+            for name, output in zip(step.outputs, step_outputs):
+                if name not in inputs:
+                    shape, _, dtype = output
+                    outputs[name] = dense((*first.shape[:-1], shape[-1]), dtype) if name in steps.rows else output
+            function = step.op.direct(first.dtype, plan, outputs[step.outputs[0]][0]) if is_direct else None
+            launches.append(_launch(step, plan, function, positions, is_direct))
         return _Launches(launches), native.is_kept(), first.device, tuple(outputs[name] for name in outs)
 
     out_positions = range(num_inputs, num_inputs + len(outs))
@@ -327,26 +392,30 @@ def native_call(
         optional=[*(positions[name] for name in optional), *out_positions, positions[NONE]],
         aligned=[position for position, name in enumerate(inputs) if name not in optional],
         num_results=len(steps.results),
+        is_layer=is_layer,
     )
-    if fast is None:
-        return slow
-    call, absent = fast.call, (None,) * (len(outs) + 1)
-    return lambda *tensors: call(*tensors, *absent)
+    call: Callable[..., Any] = slow if fast is None else fast.call
+    return call
 
 
 class _Launches(NamedTuple):
-    """The plan of several steps: for each (a capsule or a function, the positions of its tensors)."""
+    """The plan of several steps; see `_launch`."""
 
-    native_launch: list[tuple[Any, list[int]]]
+    native_launch: list[tuple[Any, list[int], int]]
 
 
-def _launch(step: Step, plan: Any, positions: dict[str, int], is_direct: bool) -> tuple[Any, list[int]]:
-    """The launch of a step in a native call."""
+def _launch(
+    step: Step, plan: Any, function: Callable[..., Any] | None, positions: dict[str, int], is_direct: bool
+) -> tuple[Any, list[int], int]:
+    """A step of a native call: a capsule or a function, the positions of its tensors, and that of the result that it
+    returns, or -1."""
     at = [positions[name] for name in (*step.inputs, *step.outputs)]
+    if function is not None and len(step.outputs) == 1:
+        return function, at[:-1], at[-1]
     if is_direct and (capsule := getattr(plan, "native_launch", None)) is not None:
-        return capsule, at if step.op.order is None else [at[position] for position in step.op.order]
+        return capsule, at if step.op.order is None else [at[position] for position in step.op.order], -1
     arguments = step.op.arguments
-    return lambda *tensors: plan(*arguments(*tensors)), at
+    return lambda *tensors: plan(*arguments(*tensors)), at, -1
 
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:
@@ -355,4 +424,4 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
 
 
 def _rows_of_scale(scale: torch.Tensor) -> torch.Tensor:
-    return scale if scale.shape == (1,) else scale.reshape(-1, scale.shape[-1])
+    return scale if scale.ndim <= 2 else scale.reshape(-1, scale.shape[-1])

@@ -1,0 +1,404 @@
+"""The matmuls of a linear layer that trains, each direction as one native call.
+
+    forward    x, weight     -> quantized -> y
+    backward   dy, weight, x -> quantized, transposed where the matmul needs it -> dx, dw
+
+"bf16" is the recipe that quantizes nothing. A tensor scale needs the largest element of the tensor, and column scales
+the largest of each column. Forward returns these reductions of x and of the weight with y, so backward need not read
+the tensors again.
+
+    call               a layer's call with gradients enabled. What runs is decided once for each kind of call: torch's
+                       own layer, if each of the three matmuls would run torch's kernel; otherwise `_Linear`
+    call_without_grad  the same under torch.no_grad
+    general            a call of any kind: autocast, traces, DTensors, torch dispatch modes
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from stoneware.nn import frozen_linear, steps
+from stoneware.nn.arguments import BITS_16, FLOATS, autocast, check, is_distributed
+from stoneware.nn.gathered_weight import GatheredWeight
+from stoneware.nn.recipes import BF16, RECIPES, UNIT, Cast, check_is_built, why_not
+from stoneware.nn.steps import NONE, Matmul, Step, Steps, rows_of
+from stoneware.ops import native_call
+from stoneware.ops.backend import is_torch_plan
+from stoneware.ops.backward import in_state_of_call
+from stoneware.ops.matmul.api import matmul
+from stoneware.tuning import policy
+
+
+def general(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, recipe: str) -> torch.Tensor:
+    """x @ weight.t() + bias with the operands of the recipe, also in its gradients.
+
+    Args:
+      x: [..., k], bfloat16, float16 or float32, or any dtype under autocast.
+      weight: [n, k] of that dtype.
+      bias: [n] of that dtype, or None.
+      recipe: a name of `stoneware.nn.recipes`, or BF16.
+
+    Returns:
+      [..., n] of that dtype.
+
+    Raises:
+      BackwardNotBuiltError: a gradient would be needed that this installation was built without.
+      TypeError, ValueError: x or the weight breaks a rule.
+    """
+    if is_distributed(weight):
+        from stoneware.nn import sharded
+
+        return sharded.linear(functools.partial(_linear_of_part, recipe), *autocast(x, weight, bias))
+    x, weight, bias = autocast(x, weight, bias)
+    _check(recipe, x, weight)
+    return _linear(recipe, x, weight, bias)
+
+
+def _check(recipe: str, x: torch.Tensor, weight: torch.Tensor) -> None:
+    check(x, weight, BITS_16 if recipe == BF16 else FLOATS)
+
+
+def _linear_of_part(recipe: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    out_features, in_features = weight.shape
+    reason = why_not(recipe, in_features, out_features)
+    if reason is not None:
+        raise ValueError(f"{reason} on each rank; cut it among fewer ranks, or leave it a torch.nn.Linear")
+    return _linear(recipe, x, weight, bias)
+
+
+def _linear(recipe: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    if recipe == BF16:
+        return matmul(x, weight.t(), bias)
+    if not torch.is_grad_enabled():
+        # Not _Linear: its ctx.needs_input_grad is True even under no_grad.
+        if torch.compiler.is_dynamo_compiling():
+            return _forward_by_ops(recipe, x, weight, bias)
+        y: torch.Tensor = _native_forward(recipe, False, False)(x, weight, bias)
+        return y
+    needs_bias = bias is not None and bias.requires_grad
+    check_is_built(recipe, x.dtype, x.requires_grad, weight.requires_grad, needs_bias)
+    return _Linear.apply(recipe, x, weight, bias)
+
+
+class _Linear(torch.autograd.Function):
+    """Saves x and weight before their casts, because backward casts them along the other dimension."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, recipe: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        _, needs_x, needs_weight, _ = ctx.needs_input_grad
+        if torch.compiler.is_dynamo_compiling():
+            results = _forward_by_ops(recipe, x, weight, bias)
+        else:
+            ctx.state = policy.state()
+            results = policy.run_in(None, _native_forward(recipe, needs_x, needs_weight), x, weight, bias)
+        shared: list[torch.Tensor]
+        y, *shared = results if isinstance(results, tuple) else (results,)
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None, *shared)
+        ctx.recipe = recipe
+        return y
+
+    @staticmethod
+    @once_differentiable
+    @in_state_of_call
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, *shared = ctx.saved_tensors
+        dy = dy.contiguous()
+        dx = dw = dbias = None
+        if x is not None or weight is not None:
+            dx, dw = _gradients(ctx.recipe, dy, x, weight, shared)
+        if ctx.needs_input_grad[3]:
+            dbias = rows_of(dy).sum(0)
+        return None, dx, dw, dbias
+
+
+Gradients = Callable[[Any, torch.Tensor], tuple[torch.Tensor | None, ...]]
+"""(ctx, dy) -> the gradients of the arguments of `apply`."""
+
+
+class _Kind(NamedTuple):
+    """What is known of a kind of call before it is made.
+
+    Attributes:
+      recipe: its name.
+      state: `policy.state()` of the call.
+      needs_x, needs_weight, needs_bias: whether these need a gradient.
+      forward: see `_native_forward`.
+      backward: see `_native_backward`; None if only the bias needs a gradient.
+    """
+
+    recipe: str
+    state: Any
+    needs_x: bool
+    needs_weight: bool
+    needs_bias: bool
+    forward: Callable[..., Any]
+    backward: Callable[..., Any] | None
+
+
+class _KnownLinear(torch.autograd.Function):
+    """`_Linear` without what depends only on the kind of call. It saves what the backward takes, in this order."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, kind: _Kind, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        results = policy.run_in(None, kind.forward, x, weight, bias)
+        ctx.kind = kind
+        y: torch.Tensor
+        if type(results) is tuple:
+            y, *shared = results
+        else:
+            y, shared = results, []
+        saved = [x] if kind.needs_weight else []
+        if kind.needs_x:
+            saved.append(weight)
+        ctx.save_for_backward(*saved, *shared)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        kind = ctx.kind
+        gradients: Gradients = _known_gradients
+        if torch.is_grad_enabled():  # create_graph=True
+            gradients = _differentiable_gradients if kind.recipe == BF16 else once_differentiable(_known_gradients)
+        result: tuple[torch.Tensor | None, ...] = policy.run_in(kind.state, gradients, ctx, dy)
+        return result
+
+
+# torch.autograd.Function.apply without its checks for torch.func, whose calls never come here.
+_apply = super(torch.autograd.Function, _KnownLinear).apply
+
+
+def _known_gradients(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    kind = ctx.kind
+    if not dy.is_contiguous():
+        dy = dy.contiguous()
+    dx = dw = dbias = None
+    if kind.backward is not None:
+        results = kind.backward(dy, *ctx.saved_tensors)
+        if not kind.needs_weight:
+            dx = results
+        elif not kind.needs_x:
+            dw = results
+        else:
+            dx, dw = results
+    if kind.needs_bias:
+        dbias = rows_of(dy).sum(0)
+    return None, dx, dw, dbias
+
+
+def _differentiable_gradients(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    """The gradients in 16 bits, as calls that have gradients themselves."""
+    kind = ctx.kind
+    saved = iter(ctx.saved_tensors)
+    dw = matmul(rows_of(dy).t(), rows_of(next(saved))) if kind.needs_weight else None
+    dx = matmul(dy, next(saved)) if kind.needs_x else None
+    return None, dx, dw, rows_of(dy).sum(0) if kind.needs_bias else None
+
+
+def _make(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, y: None, recipe: str) -> tuple[Any, ...]:
+    """The plan of `call`; see `native_call.build`."""
+    _check(recipe, x, weight)
+    is_enabled = torch.is_grad_enabled()
+    needs_x, needs_weight = is_enabled and x.requires_grad, is_enabled and weight.requires_grad
+    needs_bias = is_enabled and bias is not None and bias.requires_grad
+    needs = needs_x, needs_weight, needs_bias
+    function: Callable[..., Any]
+    if not any(needs):
+        function = _native_forward(recipe, False, False)
+    elif recipe == BF16 and _runs_torch_kernels(x, weight, bias, needs):
+        function = torch.nn.functional.linear
+    elif needs_weight and _padding(recipe, x):
+        function = functools.partial(_linear, recipe)
+    else:
+        check_is_built(recipe, x.dtype, *needs)
+        forward = _native_forward(recipe, needs_x, needs_weight)
+        backward = None
+        if needs_x or needs_weight:
+            backward = _native_backward(recipe, needs_x, needs_weight, _shares(recipe))
+        function = functools.partial(
+            _apply, _Kind(recipe, policy.state(), needs_x, needs_weight, needs_bias, forward, backward)
+        )
+    output = native_call.dense((*x.shape[:-1], weight.shape[0]), x.dtype)
+    return native_call.Direct((function, (0, 1, 2))), native_call.is_kept(), x.device, (output,)
+
+
+def _runs_torch_kernels(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, needs: tuple[bool, ...]
+) -> bool:
+    """Whether each matmul in 16 bits would run torch's kernel, so that torch's layer is the same with less work.
+
+    Not once a scope of `sw.tuning` or `sw.batch_invariant` was opened: those of the thread that calls backward()
+    count in autograd's threads, where this decision does not see them.
+    """
+    if policy.has_had_scopes():
+        return False
+    dy = x.new_empty((*x.shape[:-1], weight.shape[0]))
+    matmuls = [(Matmul("nt"), x, weight, bias)]
+    matmuls += [(Matmul("nn"), dy, weight, None)] * needs[0] + [(Matmul("tn"), dy, x, None)] * needs[1]
+    return all(is_torch_plan(op.plan(x.dtype, *operands)[0]) for op, *operands in matmuls)
+
+
+def _slow(x: Any, weight: Any, bias: Any, y: None, recipe: str) -> torch.Tensor:
+    return general(x, weight, bias, recipe)
+
+
+_fast, _ = native_call.build(
+    _make, _slow, num_tensors=4, outs=[3], optional=[2, 3], aligned=[0, 1], num_objects=1, is_layer=True
+)
+
+call: Callable[..., torch.Tensor] = _slow if _fast is None else _fast.call
+"""call(x, weight, bias, None, recipe) -> y, of any kind; arguments as for `general`."""
+
+
+@functools.cache
+def call_without_grad(recipe: str) -> Callable[..., torch.Tensor]:
+    """call(x, weight, bias) -> y, of any kind."""
+    return steps.native_call(
+        FORWARD[recipe],
+        lambda x, weight, bias: general(x, weight, bias, recipe),
+        optional=("bias",),
+        check=lambda x, weight, bias: _check(recipe, x, weight),
+        is_layer=True,
+    )
+
+
+def _gradients(
+    recipe: str, dy: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor | None, shared: list[torch.Tensor]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The gradients of x, if there is a weight, and of the weight, if there is an x.
+
+    Args:
+      shared: the reductions of x and of the weight, if `_native_forward` returned them.
+    """
+    if isinstance(weight, GatheredWeight):
+        dx: torch.Tensor | None = frozen_linear.grad_input(dy, weight.quantized, weight.scale, recipe, is_trained=True)
+        return dx, None if x is None else _gradients(recipe, dy, x, None, [])[1]
+    if x is not None and (padding := _padding(recipe, dy)):
+        dx = None if weight is None else _gradients(recipe, dy, None, weight, shared[-1:])[0]
+        dy, x = (torch.nn.functional.pad(rows_of(tensor), (0, 0, 0, padding)) for tensor in (dy, x))
+        return dx, _gradients(recipe, dy, x, None, [])[1]
+    tensors = [tensor for tensor in (dy, x, weight) if tensor is not None]
+    needs = weight is not None, x is not None
+    if torch.compiler.is_dynamo_compiling():
+        results = BACKWARD[recipe, *needs].run(*tensors)
+    else:
+        results = _native_backward(recipe, *needs, bool(shared))(*tensors, *shared)
+    if len(tensors) == 3:
+        dx, dw = results
+        return dx, dw
+    (result,) = results if isinstance(results, list) else (results,)
+    return (result, None) if weight is not None else (None, result)
+
+
+def _forward_by_ops(recipe: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    if recipe == BF16:
+        return matmul(x, weight.t(), bias)
+    if isinstance(weight, GatheredWeight):
+        (y,) = frozen_linear.FORWARD[recipe].run(x, weight.quantized, weight.scale, bias)
+    else:
+        (y,) = FORWARD[recipe].run(x, weight, bias)
+    return y
+
+
+@functools.cache
+def _native_forward(recipe: str, needs_x: bool, needs_weight: bool) -> Callable[..., Any]:
+    """call(x, weight, bias) -> y, or (y, *reductions) if backward can use them: of x for dw, of the weight for dx.
+
+    Unusual calls return only y.
+    """
+    shares = _shares(recipe)
+    forward = _forward_steps(recipe, shares and needs_weight, shares and needs_x)
+    return steps.native_call(forward, functools.partial(_forward_by_ops, recipe), optional=("bias",))
+
+
+@functools.cache
+def _native_backward(recipe: str, needs_x: bool, needs_weight: bool, shares: bool) -> Callable[..., Any]:
+    """call(dy, *x, *weight, *reductions) -> dx, dw, or both as a tuple.
+
+    The call has x if `needs_weight` and the weight if `needs_x`, with their reductions if `shares`.
+    """
+
+    def slow(*tensors: torch.Tensor) -> Any:
+        results = BACKWARD[recipe, needs_x, needs_weight].run(*tensors)
+        return tuple(results) if len(results) > 1 else results[0]
+
+    return steps.native_call(_backward_steps(recipe, needs_x, needs_weight, shares), slow)
+
+
+def _padding(recipe: str, x: torch.Tensor) -> int:
+    """How many rows of zeros x and dy get for an fp8 dw, which sums over them; 0 rows are padded too."""
+    if recipe == BF16 or RECIPES[recipe].grad_weight is None:
+        return 0
+    num_rows = x.numel() // x.shape[-1]
+    return -num_rows % UNIT if num_rows else UNIT
+
+
+def _shares(recipe: str) -> bool:
+    """Whether forward and backward use the same cast of x and of the weight, which needs a reduction."""
+    if recipe == BF16:
+        return False
+    all_casts = RECIPES[recipe]
+    casts = {pair and pair[1] for pair in (all_casts.forward, all_casts.grad_input, all_casts.grad_weight)}
+    return len(casts) == 1 and all_casts.forward[1].scales in ("tensor", "row")
+
+
+def _forward_steps(recipe: str, shares_x: bool, shares_weight: bool) -> Steps:
+    if recipe == BF16:
+        return Steps(
+            ("x", "weight", "bias"), ("y",), (Step(Matmul("nt"), ("x", "weight", "bias"), ("y",)),), rows=("y",)
+        )
+    names, shares, casts = ("x", "weight"), (shares_x, shares_weight), RECIPES[recipe].forward
+    quantized = [steps.quantize(name, cast, shares=shares_it) for name, cast, shares_it in zip(names, casts, shares)]
+    reductions = [steps.shared(name, cast) for name, cast, shares_it in zip(names, casts, shares) if shares_it]
+    multiply = steps.scaled_mm("x", "weight", "y", bias="bias")
+    return Steps(("x", "weight", "bias"), ("y", *reductions), (*quantized, multiply), rows=("y",))
+
+
+def _backward_steps(recipe: str, needs_x: bool, needs_weight: bool, shares: bool) -> Steps:
+    inputs = ("dy", *["x"] * needs_weight, *["weight"] * needs_x)
+    results, rows = (*["dx"] * needs_x, *["dw"] * needs_weight), ("dx",) if needs_x else ()
+    wgrad = Step(Matmul("tn"), ("dy", "x", NONE), ("dw",))
+    if recipe == BF16:
+        dgrad = Step(Matmul("nn"), ("dy", "weight", NONE), ("dx",))
+        return Steps(inputs, results, (*[dgrad] * needs_x, *[wgrad] * needs_weight), rows=rows)
+    grad_input, grad_weight = RECIPES[recipe].grad_input, RECIPES[recipe].grad_weight
+    is_fp8 = needs_weight and grad_weight is not None
+    dy_casts: list[tuple[Cast, bool | str]] = []
+    if needs_x:
+        dy_casts.append((grad_input[0], False))
+    if needs_weight and grad_weight is not None:
+        dy_casts.append((grad_weight[0], True))
+    if len(dy_casts) == 2 and dy_casts[0][0] == dy_casts[1][0]:
+        dy_casts = [(dy_casts[0][0], "both")]
+    sequence: list[Step] = [steps.quantize("dy", cast, transpose=transpose) for cast, transpose in dy_casts]
+    reductions: list[str] = []
+    if needs_x:
+        sequence.append(steps.quantize("weight", grad_input[1], transpose=True, shares=shares))
+        reductions.append(steps.shared("weight", grad_input[1]))
+    if needs_weight and grad_weight is not None:
+        sequence.append(steps.quantize("x", grad_weight[1], transpose=True, shares=shares))
+        reductions.insert(0, steps.shared("x", grad_weight[1]))
+    if needs_x:
+        sequence.append(steps.scaled_mm("dy", "weight_t", "dx", use_fast_accum=False))
+    if is_fp8:
+        sequence.append(steps.scaled_mm("dy_t", "x_t", "dw", use_fast_accum=False))
+    elif needs_weight:
+        sequence.append(wgrad)
+    return Steps((*inputs, *(reductions if shares else ())), results, tuple(sequence), rows=rows)
+
+
+FORWARD = {name: _forward_steps(name, False, False) for name in (BF16, *RECIPES)}
+BACKWARD = {
+    (name, needs_x, needs_weight): _backward_steps(name, needs_x, needs_weight, False)
+    for name in (BF16, *RECIPES)
+    for needs_x, needs_weight in ((True, False), (False, True), (True, True))
+}
+"""(recipe, whether dx and dw are needed) -> steps."""
