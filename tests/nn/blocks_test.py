@@ -218,8 +218,45 @@ def test_other_recipes_fuse_norms_alone(model, recipe):
     assert near(model(x), wanted)
 
 
-def test_a_model_that_trains_keeps_its_blocks():
-    assert not nn.convert(Block().bfloat16(), "rowwise").blocks
+def training(model, x, dy):
+    """The result and the gradients, by name, of a step."""
+    model.zero_grad()
+    operand = x.clone().requires_grad_()
+    y = model(operand)
+    y.backward(dy)
+    return {"y": y.detach(), "x": operand.grad, **{name: one.grad for name, one in model.named_parameters()}}
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "rowwise"])
+def test_a_model_that_trains_fuses_its_norms_alone(recipe):
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(Block(), Block()).bfloat16()
+    expected, x, dy = copy.deepcopy(model).double(), rows(2, 5, HIDDEN), rows(2, 5, HIDDEN)
+    own = copy.deepcopy(model)
+    done = nn.convert(model, recipe)
+    assert {*done.blocks.values()} == {"RMSNorm"} and len(done.blocks) == 6
+    assert not any(has_handover(model.get_submodule(name)) for name in done.blocks)
+    found, wanted = training(model, x, dy), training(expected, x.double(), dy.double())
+    for name, value in wanted.items():
+        assert (found[name] - value).norm() <= (0.03 if recipe == "bf16" else 0.2) * value.norm(), name
+    done.undo()
+    for name, value in training(own, x, dy).items():
+        assert torch.equal(training(model, x, dy)[name], value), name
+
+
+def test_a_norm_that_trains_runs_its_own_code_under_autocast_and_for_subclasses(monkeypatch):
+    norm = LlamaRMSNorm(HIDDEN).bfloat16()
+    assert nn.convert(torch.nn.Sequential(norm), "bf16").blocks == {"0": "RMSNorm"}
+    calls = []
+    fused = torch.nn.functional.rms_norm
+    monkeypatch.setattr(torch.nn.functional, "rms_norm", lambda *arguments: calls.append(1) or fused(*arguments))
+    x = rows(4, HIDDEN)
+    norm(x)
+    assert len(calls) == 1
+    with torch.autocast("cpu", torch.bfloat16):
+        norm(x)
+    norm(torch.nn.Parameter(x))
+    assert len(calls) == 1
 
 
 def without_handovers(model):

@@ -133,8 +133,9 @@ def convert(
     weights of the checkpoint.
 
     Blocks change only if their code proves that the replacement computes the same (`stoneware.nn.proofs`): experts of
-    transformers (`Experts`, or `Float8InferenceExperts` if they are frozen and rowwise), and in a frozen model norms
-    (one kernel) and feed-forwards with rowwise layers (one native call). All other blocks stay, with a reason.
+    transformers (`Experts`, or `Float8InferenceExperts` if they are frozen and rowwise), norms (one kernel, and one in
+    backward), and in a frozen model feed-forwards with rowwise layers (one native call). All other blocks stay, with a
+    reason.
 
     A linear layer stays if it is a subclass of torch.nn.Linear, has hooks, shares its weight with another module, has
     a size that the recipe refuses, or has a weight that other code reads and that would become fp8. Without a filter,
@@ -225,9 +226,8 @@ class _Converter:
                 self.decide_linear(name, module)
             elif _has_experts(module):
                 self.decide_experts(name, module)
-        if self.is_inference:
-            for name, module in modules:
-                self.decide_block(name, module)
+        for name, module in modules:
+            self.decide_block(name, module)
         changes = [*self.changes.values()]
         handovers = [handover for name, module in modules for handover in self.handovers(name, module)]
         owners = {

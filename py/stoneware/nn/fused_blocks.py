@@ -18,7 +18,7 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from stoneware.nn import conditions, swiglu
-from stoneware.nn.arguments import autocast_dtype
+from stoneware.nn.arguments import autocast_dtype, is_distributed
 from stoneware.nn.experts import Experts, Float8InferenceExperts
 from stoneware.nn.handover import Handover, Route
 from stoneware.nn.inference import Float8InferenceLinear
@@ -157,7 +157,7 @@ class NormState(State):
 
 
 class FusedRMSNorm(FusedBlock):
-    """x / sqrt(mean(x^2) + eps) * weight in float32, rounded once, by one kernel.
+    """x / sqrt(mean(x^2) + eps) * weight in float32, rounded once, by one kernel; another has its gradients.
 
     Without a gradient to compute, that kernel also writes the result in fp8 for the layers at the end of its route.
     """
@@ -170,7 +170,8 @@ class FusedRMSNorm(FusedBlock):
             or len(args) != 1
             or torch.compiler.is_compiling()
             or not state.holds()
-            or not isinstance(args[0], torch.Tensor)
+            or type(args[0]) is not torch.Tensor
+            or is_distributed(weight)
             or args[0].dtype is not state.dtype
             or weight.dtype is not state.dtype
             or not args[0].ndim
