@@ -55,6 +55,65 @@ def test_training_is_near_float64(kind, shape):
         assert error(found[name], value) < limit, name
 
 
+class LlamaRMSNorm(torch.nn.Module):
+    """As transformers writes it."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(width))
+        self.variance_epsilon = 1e-6
+
+    def forward(self, x):
+        dtype = x.dtype
+        x = x.to(torch.float32)
+        variance = x.pow(2).mean(-1, keepdim=True)
+        x = x * torch.rsqrt(variance + self.variance_epsilon)
+        return self.weight * x.to(dtype)
+
+
+def model_of(recipe, dropout):
+    layers = LlamaRMSNorm(K), torch.nn.Linear(K, N), torch.nn.SiLU(), torch.nn.Dropout(dropout), torch.nn.Linear(N, K)
+    model = torch.nn.Sequential(*layers).cuda().bfloat16()
+    done = nn.convert(model, recipe)
+    assert len(done.swapped) == 2 and [*done.blocks.values()] == ["RMSNorm"]
+    return model
+
+
+def steps_of(call, model, batches):
+    """The losses of three steps, each of which accumulates the gradients of all batches."""
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True), []
+    for _ in range(3):
+        for x in batches:
+            loss = call(x).float().square().mean()
+            loss.backward()
+            losses.append(loss.item())
+        optimizer.step()
+        # Not to None: the gradients of a graph lie in its own memory, which the next replay overwrites.
+        optimizer.zero_grad(set_to_none=False)
+    return losses
+
+
+@pytest.mark.parametrize("recipe", ["bf16", *RECIPES])
+def test_a_model_trains_in_cuda_graphs_as_it_does_without(recipe):
+    model = model_of(recipe, dropout=0.0)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    twin = copy.deepcopy(model)
+    for parameter, own in zip(twin.parameters(), model.parameters()):
+        parameter.grad = torch.zeros_like(own)
+    batches = [torch.randn(64, K, device="cuda").bfloat16().requires_grad_() for _ in range(2)]
+    graphed = torch.cuda.make_graphed_callables(model, (torch.randn_like(batches[0]).requires_grad_(),))
+    assert steps_of(graphed, model, batches) == steps_of(twin, twin, batches)
+
+
+def test_dropout_draws_anew_at_each_replay():
+    model = model_of("rowwise", dropout=0.5)
+    x = torch.randn(64, K, device="cuda").bfloat16().requires_grad_()
+    graphed = torch.cuda.make_graphed_callables(model, (x.clone().detach().requires_grad_(),))
+    first, second = graphed(x).clone(), graphed(x).clone()
+    assert not torch.equal(first, second)
+
+
 @pytest.mark.parametrize("kind", ["bf16", *RECIPES])
 def test_a_compiled_layer_has_no_break_and_near_values(kind):
     torch._dynamo.reset()
