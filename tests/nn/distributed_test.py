@@ -378,6 +378,40 @@ def test_half_of_the_bytes_are_gathered(on_both, recipe):
     on_both(check_bytes, recipe)
 
 
+class Reduced(TorchDispatchMode):
+    """Counts the collectives that reduce."""
+
+    num_calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.num_calls += func is torch.ops.c10d.allreduce_.default
+        return func(*args, **kwargs or {})
+
+
+def check_reductions() -> None:
+    model, _ = gathered_and_not("tensorwise")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    x, dy = (one.chunk(2)[distributed.get_rank()] for one in data())
+    counts = []
+    for _ in range(3):
+        with Reduced() as reduced:
+            trained(model, x, dy, optimizer)
+        counts.append(reduced.num_calls)
+    assert counts[1:] == [1, 1], counts
+    # Other code writes to the memory of a weight, as torch.distributed.checkpoint does.
+    for weight in (model.state_dict()["q.weight"].to_local(), model.q.weight, model.q.weight.data):
+        with torch.no_grad(), Reduced() as reduced:
+            weight.mul_(2)
+            y = model(x)
+            assert reduced.num_calls == 1
+            assert torch.equal(model(x), y)
+            assert reduced.num_calls == 1
+
+
+def test_tensor_scales_of_all_weights_are_reduced_once_a_step(on_both):
+    on_both(check_reductions)
+
+
 def check_states(folder: str) -> None:
     in_fp8, in_16_bits = gathered_and_not("rowwise")
     state, expected = in_fp8.state_dict(), in_16_bits.state_dict()

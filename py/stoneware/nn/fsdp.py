@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from stoneware.nn.arguments import is_distributed
-from stoneware.nn.gathered_weight import ShardedWeight
+from stoneware.nn.gathered_weight import Place, Reduction, ShardedWeight
 from stoneware.nn.linear import Float8Linear
 
 
@@ -17,7 +17,7 @@ def gather_in_fp8(model: torch.nn.Module) -> list[str]:
     Each rank quantizes its own rows and gathers all rows, in forward and again in backward. y is bitwise
     unchanged, and so is dx for "tensorwise" and "blockwise". For the recipes with row scales dx is a matmul
     with the same fp8 weight, whose scales are applied to dy before its cast. "tensorwise" reduces one number
-    per weight among the ranks. The state_dict stays the same. Layers of an earlier call are not changed.
+    per weight among the ranks, those of all weights together once a step. The state_dict stays the same. Layers of an earlier call are not changed.
 
     Args:
       model: a model with converted layers, not yet sharded.
@@ -36,11 +36,12 @@ def gather_in_fp8(model: torch.nn.Module) -> list[str]:
                 f"weight of {name} is a DTensor, it must be a plain tensor; call gather_in_fp8 before fully_shard, "
                 "and do not use it for layers of a tensor parallel plan"
             )
-    for layer in layers.values():
+    reduction = Reduction(len(layers))
+    for position, layer in enumerate(layers.values()):
         weight = layer.weight
         if isinstance(weight, ShardedWeight):
             continue
-        shard = ShardedWeight(weight.detach(), layer.recipe)
+        shard = ShardedWeight(weight.detach(), layer.recipe, Place(reduction, position))
         layer.weight = torch.nn.Parameter(shard, requires_grad=weight.requires_grad)
         layer.register_state_dict_post_hook(_plain_weight)
     return [*layers]

@@ -8,6 +8,7 @@ torch.distributed.fsdp calls `fsdp_pre_all_gather` and `fsdp_post_all_gather` of
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -15,8 +16,7 @@ from torch import distributed
 from torch.utils import _pytree as pytree
 
 from stoneware.nn.recipes import BLOCK, RECIPES, Cast
-from stoneware.quantizing import reference
-from stoneware.quantizing.api import quantize
+from stoneware.quantizing.api import quantize, quantize_with_amax
 
 _aten = torch.ops.aten
 
@@ -29,6 +29,64 @@ _SHARDED_RESULTS = frozenset(
 )  # fmt: skip
 """What torch.distributed.fsdp and torch.nn.Module make shards with; other results are plain tensors."""
 
+_COPIES = frozenset(
+    {_aten.empty_like.default, _aten.new_zeros.default, _aten._pin_memory.default, _aten._to_copy.default}
+)
+"""Those with memory of their own."""
+
+
+class Reduction:
+    """The largest |x| of the weights of a model, which one collective reduces among the ranks.
+
+    If a weight is gathered that has changed since, all are reduced again: optimizers change all weights, so this
+    happens once a step. A weight is known once it was gathered.
+
+    Args:
+      num_weights: how many the model has.
+    """
+
+    def __init__(self, num_weights: int) -> None:
+        self.num_weights = num_weights
+        self._weights: dict[int, weakref.ref[ShardedWeight]] = {}
+
+    def amax(self, weight: ShardedWeight, group: Any, dtype: torch.dtype) -> torch.Tensor:
+        """The largest |x| of the whole weight [1], float32, as it is in this dtype."""
+        place = weight.place
+        self._weights[place.position] = weakref.ref(weight)
+        if place.state != (place.num_changes, weight.tensor._version, group, dtype):
+            self._reduce(weight, group, dtype)
+        return place.amax
+
+    def _reduce(self, first: ShardedWeight, group: Any, dtype: torch.dtype) -> None:
+        known = [weight for found in self._weights.values() if (weight := found()) is not None]
+        weights = [weight for weight in known if weight is first or weight.place.state[2:] == (group, dtype)]
+        positions = [weight.place.position for weight in weights]
+        norms = torch._foreach_norm([weight.tensor for weight in weights], float("inf"))
+        # As many numbers on every rank, whatever else differs.
+        amax = torch.zeros(self.num_weights, device=first.device)
+        amax[positions] = torch.stack(norms).to(dtype).float().abs()
+        distributed.all_reduce(amax, distributed.ReduceOp.MAX, group)
+        for weight, position in zip(weights, positions):
+            place = weight.place
+            place.amax = amax[position : position + 1]
+            place.state = place.num_changes, weight.tensor._version, group, dtype
+
+
+class Place:
+    """A weight among those of a `Reduction`, shared by the views of its memory.
+
+    Attributes:
+      reduction, position: the arguments.
+      num_changes: how often an operator of the weight wrote to it.
+      amax, state: what was reduced last, and for which (num_changes, version, process group, dtype).
+    """
+
+    amax: torch.Tensor
+    state: tuple[Any, ...] = ()
+
+    def __init__(self, reduction: Reduction, position: int) -> None:
+        self.reduction, self.position, self.num_changes = reduction, position, 0
+
 
 class ShardedWeight(torch.Tensor):
     """A weight, or some rows of it, whose operators are those of the tensor that it holds.
@@ -36,20 +94,22 @@ class ShardedWeight(torch.Tensor):
     Args:
       tensor: [rows, k], bfloat16, float16 or float32.
       recipe: a name of `stoneware.nn.recipes`.
+      place: for its reduction; None: it is reduced alone.
 
     Attributes:
-      tensor, recipe: the arguments.
+      tensor, recipe, place: the arguments.
     """
 
     tensor: torch.Tensor
     recipe: str
+    place: Place
 
     @staticmethod
-    def __new__(cls, tensor: torch.Tensor, recipe: str) -> ShardedWeight:
+    def __new__(cls, tensor: torch.Tensor, recipe: str, place: Place | None = None) -> ShardedWeight:
         return _wrapper(cls, tensor, tensor.dtype)
 
-    def __init__(self, tensor: torch.Tensor, recipe: str) -> None:
-        self.tensor, self.recipe = tensor, recipe
+    def __init__(self, tensor: torch.Tensor, recipe: str, place: Place | None = None) -> None:
+        self.tensor, self.recipe, self.place = tensor, recipe, place or Place(Reduction(1), 0)
 
     def __tensor_flatten__(self) -> tuple[list[str], str]:
         return ["tensor"], self.recipe
@@ -62,14 +122,20 @@ class ShardedWeight(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # Tensor's own is typed as a method
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        (recipe, *_) = [
-            tensor.recipe for tensor in pytree.tree_leaves((args, kwargs)) if isinstance(tensor, ShardedWeight)
-        ]
+        weights = [tensor for tensor in pytree.tree_leaves((args, kwargs)) if isinstance(tensor, ShardedWeight)]
         args, kwargs = pytree.tree_map_only(ShardedWeight, lambda weight: weight.tensor, (args, kwargs or {}))
         result = func(*args, **kwargs)
+        if func._schema.is_mutable:  # torch counts no version of a tensor below a subclass
+            for weight in weights:
+                weight.place.num_changes += 1
         if func not in _SHARDED_RESULTS:
             return result
-        return pytree.tree_map_only(torch.Tensor, lambda tensor: ShardedWeight(tensor, recipe), result)
+        recipe, place = weights[0].recipe, weights[0].place
+        if func is _aten.clone.default:  # as of a copy of the model
+            place = Place(Reduction(1), 0)
+        elif func in _COPIES:
+            place = Place(place.reduction, place.position)
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: ShardedWeight(tensor, recipe, place), result)
 
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: torch.Size, outer_stride: Any, module: Any, mp_policy: Any
@@ -77,14 +143,13 @@ class ShardedWeight(torch.Tensor):
         """(values, scales) of these rows, to be gathered along them."""
         cast = RECIPES[self.recipe].forward[1]
         _check_rows(self.recipe, cast, self.shape, outer_size, mesh.size())
-        rows = self.tensor.to(mp_policy.param_dtype or self.dtype)
+        dtype = mp_policy.param_dtype or self.dtype
+        rows = self.tensor.to(dtype)
         if cast.scales != "tensor":
             values, scale = quantize(rows, cast.scales, dtype=cast.dtype, power_of_two=cast.power_of_two)
         else:
-            amax = rows.abs().amax().float().reshape(1)
-            distributed.all_reduce(amax, distributed.ReduceOp.MAX, mesh.get_group())
-            scale = reference.scales_of(amax, cast.dtype, cast.power_of_two)
-            values = (rows.float() * (1 / scale)).to(cast.dtype)
+            amax = self.place.reduction.amax(self, mesh.get_group(), dtype)
+            values, scale = quantize_with_amax(rows, amax, cast.dtype, cast.power_of_two)
         return (values, scale), None
 
     def fsdp_post_all_gather(

@@ -78,11 +78,20 @@ def _linear(recipe: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
         # Not _Linear: its ctx.needs_input_grad is True even under no_grad.
         if torch.compiler.is_dynamo_compiling():
             return _forward_by_ops(recipe, x, weight, bias)
-        y: torch.Tensor = _native_forward(recipe, False, False)(x, weight, bias)
+        y: torch.Tensor = _forward(recipe, False, False, x, weight, bias)
         return y
     needs_bias = bias is not None and bias.requires_grad
     check_is_built(recipe, x.dtype, x.requires_grad, weight.requires_grad, needs_bias)
     return _Linear.apply(recipe, x, weight, bias)
+
+
+def _forward(
+    recipe: str, needs_x: bool, needs_weight: bool, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> Any:
+    """The results of `_native_forward`; for a weight that was gathered in fp8, y alone."""
+    if isinstance(weight, GatheredWeight):
+        return frozen_linear.native_linear(recipe, False)(x, weight.quantized, weight.scale, bias)
+    return _native_forward(recipe, needs_x, needs_weight)(x, weight, bias)
 
 
 class _Linear(torch.autograd.Function):
@@ -97,7 +106,7 @@ class _Linear(torch.autograd.Function):
             results = _forward_by_ops(recipe, x, weight, bias)
         else:
             ctx.state = policy.state()
-            results = policy.run_in(None, _native_forward(recipe, needs_x, needs_weight), x, weight, bias)
+            results = policy.run_in(None, _forward, recipe, needs_x, needs_weight, x, weight, bias)
         shared: list[torch.Tensor]
         y, *shared = results if isinstance(results, tuple) else (results,)
         ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None, *shared)

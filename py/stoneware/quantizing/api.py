@@ -106,6 +106,54 @@ def _call(num_results: int, has_partial: bool) -> Any:
     return slow if fast is None else fast.call
 
 
+def quantize_with_amax(
+    x: torch.Tensor, amax: torch.Tensor, dtype: torch.dtype, power_of_two: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [m, k] in fp8 with one scale, [1] float32, for a largest |x| that is known: that of a matrix with these rows.
+
+    Args:
+      x: bfloat16, float16 or float32, with contiguous rows.
+      amax: [1] float32, without a sign.
+      dtype, power_of_two: see `quantize`.
+    """
+    values, scale = _call_with_amax()(x, amax, None, None, dtype, power_of_two)
+    return values, scale
+
+
+@functools.cache
+def _call_with_amax() -> Any:
+    def make(x: torch.Tensor, amax: Any, x8: Any, scale: Any, dtype: torch.dtype, power_of_two: bool) -> Any:
+        tensor, name = _check(x, "tensor", False, dtype), DTYPE_NAMES[dtype]
+        device = tensor_checks.check_one_device([("x", tensor), ("amax", amax)])
+        plan: Any = functools.partial(_run_with_amax, dtype, power_of_two)
+        is_dense = tensor.stride(1) == 1 or tensor.shape[1] <= 1
+        if tensor.numel() and is_dense and kernels.why_not(tensor, "tensor", name, False, device) is None:
+            plan = kernels.plan(tensor, "tensor", False, name, power_of_two, device, is_amax_given=True)
+        outputs = native_call.dense(tensor.shape, dtype), native_call.dense((1,), torch.float32)
+        return plan, True, tensor.device, outputs
+
+    def slow(*arguments: Any) -> tuple[torch.Tensor, ...]:
+        x, amax = (tensor.resolve_neg() for tensor in arguments[:2])
+        plan, _, device, outputs = make(x, amax, *arguments[2:])
+        values, scale = (native_call.empty(output, device) for output in outputs)
+        plan(x, values, scale, amax)
+        return values, scale
+
+    fast, _ = native_call.build(
+        make, slow, num_tensors=4, num_objects=2, outs=[2, 3], optional=[2, 3], aligned=[0], order=[0, 2, 3, 1],
+        num_results=2,
+    )  # fmt: skip
+    return slow if fast is None else fast.call
+
+
+def _run_with_amax(
+    dtype: torch.dtype, power_of_two: bool, x: torch.Tensor, x8: torch.Tensor, scale: torch.Tensor, amax: torch.Tensor
+) -> None:
+    """The plan where no kernel runs."""
+    scale.copy_(reference.scales_of(amax, dtype, power_of_two))
+    x8.copy_((x.float() * (1 / scale)).to(dtype))
+
+
 def make_plan(
     x: object, scales: str, transpose: bool | str, dtype: torch.dtype, power_of_two: bool, *, shares: bool = False
 ) -> tuple[Any, tuple[native_call.Output, ...]]:

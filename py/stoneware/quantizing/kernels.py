@@ -84,6 +84,7 @@ def plan(
     device: Device,
     *,
     shares: bool = False,
+    is_amax_given: bool = False,
 ) -> Any:
     """The plan for calls like this one; takes x, the outputs of `sw.quantize`, and partial results if
     `has_partial`.
@@ -93,6 +94,7 @@ def plan(
       shares: whether two calls share a reduction of the same x: the partial results of the matrix, or the scales
         of columns. The first, without the transpose, writes them; scales of columns are its third output. The
         second, with the transpose, reads them.
+      is_amax_given: whether the bits of the matrix's largest |x| are the only partial result, and are read.
 
     Raises:
       UnsupportedError, TableError: a kernel cannot be loaded.
@@ -115,7 +117,7 @@ def plan(
     partial = next(addresses)
     num_tensors = partial[1]
     finds_columns = unit == "column" and has_partial(scales, transpose, shares)
-    num_partials = 0
+    num_partials = int(is_amax_given)
     steps: list[Any] = []
 
     def add(variant: str, grid: tuple[int, int, int], arguments: list[Any], out: str = dtype) -> None:
