@@ -378,6 +378,35 @@ def test_half_of_the_bytes_are_gathered(on_both, recipe):
     on_both(check_bytes, recipe)
 
 
+class LlamaRMSNorm(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(width)), 1e-6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dtype = x.dtype
+        x = x.to(torch.float32)
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * x.to(dtype)
+
+
+def check_norm() -> None:
+    model = nn.Sequential(LlamaRMSNorm(WIDTH), nn.Linear(WIDTH, WIDTH)).bfloat16()
+    assert [*sw.nn.convert(model, "bf16").blocks] == ["0"]
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    calls, rms_norm = [], nn.functional.rms_norm
+    nn.functional.rms_norm = lambda *arguments: calls.append(1) or rms_norm(*arguments)
+    try:
+        trained(model, *(one.chunk(2)[distributed.get_rank()] for one in data()))
+    finally:
+        nn.functional.rms_norm = rms_norm
+    assert len(calls) == 1
+
+
+def test_a_norm_is_one_kernel_in_a_sharded_model(on_both):
+    on_both(check_norm)
+
+
 class Reduced(TorchDispatchMode):
     """Counts the collectives that reduce."""
 

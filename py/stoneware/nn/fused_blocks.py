@@ -32,10 +32,10 @@ _STATE = "_stoneware"
 _ATTRIBUTES_OF_TORCH = frozenset(
     {
         "training", "__dict__", "_parameters", "_buffers", "_modules", "_former_parameters", "_is_replica", "_hf_hook",
-        "_old_forward", "forward",
+        "_old_forward", "forward", "_is_fsdp_managed_module", "_fsdp_use_orig_params",
     }
 )  # fmt: skip
-"""Attributes that torch and accelerate set; forward is read at each call."""
+"""Attributes that torch, its FSDP2 and accelerate set; forward is read at each call."""
 
 
 class FusedBlock(torch.nn.Module):
