@@ -48,7 +48,7 @@ void Init(FastCall* self, nb::object torch, nb::object make, nb::object slow, nb
           nb::list epoch, nb::object enter_thread, int num_tensors, int num_objects,
           const std::vector<int>& outs, const std::vector<int>& optional,
           const std::vector<int>& aligned, const std::vector<int>& plan_order,
-          std::size_t max_plans, std::size_t num_results, bool is_layer) {
+          std::size_t max_plans, std::size_t num_results, bool is_layer, bool is_cast) {
   if (num_tensors < 1 || num_tensors > kMaxTensors || num_objects < 0 ||
       num_objects > kMaxObjects) {
     throw std::invalid_argument("an op must have 1 to " + std::to_string(kMaxTensors) +
@@ -62,6 +62,7 @@ void Init(FastCall* self, nb::object torch, nb::object make, nb::object slow, nb
   signature.outs = outs;
   signature.num_results = num_results;
   signature.is_layer = is_layer;
+  signature.is_cast = is_cast;
   signature.optional = Bits("optional", optional, num_tensors);
   signature.aligned = Bits("aligned", aligned, num_tensors);
   Bits("plan_order", plan_order, num_tensors);
@@ -204,6 +205,7 @@ NB_MODULE(_call, m) {
       .def("__init__", &Init, "torch"_a, nb::kw_only(), "make"_a, "slow"_a, "state"_a, "epoch"_a,
            "enter_thread"_a, "num_tensors"_a, "num_objects"_a, "outs"_a, "optional"_a, "aligned"_a,
            "plan_order"_a, "max_plans"_a, "num_results"_a = 1, "is_layer"_a = false,
+           "is_cast"_a = false,
            "Args:\n"
            "  torch: the module.\n"
            "  make: make(*arguments) returns (plan, is_kept, device, outputs): a plan, whether it\n"
@@ -225,7 +227,10 @@ NB_MODULE(_call, m) {
            "  num_results: how many of outs, the first, a call returns; the others are memory for\n"
            "    what is in between.\n"
            "  is_layer: whether calls that need a gradient are usual, and have the inputs that\n"
-           "    require one in their key; `slow` gets the calls under autocast.\n\n"
+           "    require one in their key.\n"
+           "  is_cast: whether the calls of a layer under autocast are usual; otherwise `slow` "
+           "gets\n"
+           "    them.\n\n"
            "Raises:\n"
            "  AttributeError: this torch lacks what is needed.\n"
            "  ValueError: a position or a number is out of range.")

@@ -167,7 +167,7 @@ bool FastCall::IsUnusual(PyObject* const* arguments, const TensorView* views) co
   }
   if (!signature_.is_layer) return GradientBits(arguments, views) != 0;
   return IsTrue(nb::steal(PyObject_CallNoArgs(torch_.has_transforms.ptr()))) != 0 ||
-         IsTrue(torch_.is_autocast_enabled()) != 0;
+         (!signature_.is_cast && IsTrue(torch_.is_autocast_enabled()) != 0);
 }
 
 std::uint32_t FastCall::GradientBits(PyObject* const* arguments, const TensorView* views) const {
@@ -336,11 +336,11 @@ bool FastCall::ReadLaunches(Made* made) const {
       return false;
     }
     if (!ToPositions(&tensors)) return false;
-    const auto results_end = signature_.outs.begin() + static_cast<int>(signature_.num_results);
-    if (result >= 0 && (native != nullptr ||
-                        std::find(signature_.outs.begin(), results_end, result) == results_end)) {
+    if (result >= 0 &&
+        (native != nullptr || std::find(signature_.outs.begin(), signature_.outs.end(), result) ==
+                                  signature_.outs.end())) {
       PyErr_Format(PyExc_ValueError,
-                   "a step in Python may return a result of the call, but step %zu returns tensor "
+                   "a step in Python may return an output of the call, but step %zu returns tensor "
                    "%d; correct the plan",
                    made->launches.size(), result);
       return false;
@@ -392,7 +392,8 @@ bool FastCall::PlaceInWorkspace(Made* made) const {
       if (num_items == 0) break;
     }
     made->offsets.push_back(end);
-    const std::size_t bytes = static_cast<std::size_t>(num_items) * item_bytes;
+    const bool is_returned = (made->returned >> signature_.outs[i] & 1) != 0;
+    const std::size_t bytes = is_returned ? 0 : static_cast<std::size_t>(num_items) * item_bytes;
     end += (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
   }
   if (!made->offsets.empty()) {

@@ -55,7 +55,8 @@ struct Signature {
   std::uint32_t optional = 0;   // a bit per tensor that may be None
   std::uint32_t aligned = 0;    // a bit per tensor on whose alignment the plan depends
   std::vector<int> plan_order;  // the tensors, in the order of a plan's arguments
-  bool is_layer = false;        // whether calls follow gradients; those under autocast are unusual
+  bool is_layer = false;        // whether calls follow gradients
+  bool is_cast = false;         // whether those of a layer under autocast are usual
 };
 
 // A function of torch that takes only `self`. Calling it directly avoids Python's call protocol,

@@ -185,14 +185,29 @@ steps = [(launch, (0, 3), -1), (torch.neg, (0,), 1), (launch, (1, 2), -1)]
 first, second = fast_call(steps).call(x)
 found = [first.tolist(), first.data_ptr()]
 launches = [each["parameters"] for each in fake.calls("cuLaunchKernelEx")]
-errors = [error_of(fast_call(steps).call, x, torch.ones(4)), error_of(fast_call([(torch.neg, (0,), 3)]).call, x)]
+errors = [error_of(fast_call(steps).call, x, torch.ones(4)), error_of(fast_call([(torch.neg, (1,), 0)]).call, x)]
 report([found, launches, errors])
     """)
     assert found[0] == [-1.0] * 4
     assert int.from_bytes(bytes.fromhex(launches[1].split(",")[0]), "little") == found[1]
     assert [error["type"] for error in errors] == ["ValueError", "ValueError"]
     assert "must be None, because a step returns it" in errors[0]["message"]
-    assert "may return a result of the call, but step 0 returns tensor 3" in errors[1]["message"]
+    assert "may return an output of the call, but step 0 returns tensor 0" in errors[1]["message"]
+
+
+def test_a_step_in_python_may_return_what_is_in_between(run_with_fake: Any) -> None:
+    first, launch, negative = run_with_fake(f"""{_SEVERAL}
+returned = []
+def neg(tensor):
+    returned.append(torch.neg(tensor))
+    return returned[-1]
+first, _ = fast_call([(neg, (0,), 3), (double.native_launch(), (3, 1), -1), (torch.sub, (3, 0), 2)]).call(x)
+second = fast_call([(neg, (0,), 3), (torch.sub, (3, 0), 2)]).call(x)[1]
+report([first.data_ptr(), [fake.calls("cuLaunchKernelEx")[0]["parameters"], returned[0].data_ptr()], second.tolist()])
+    """)
+    parameters, address = launch
+    assert [int.from_bytes(bytes.fromhex(one), "little") for one in parameters.split(",")] == [address, first]
+    assert negative == [-2.0] * 4
 
 
 def test_a_direct_plan_returns_what_its_function_returns(run_with_fake: Any) -> None:

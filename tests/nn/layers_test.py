@@ -253,6 +253,50 @@ def test_a_layer_is_torchs_if_each_matmul_runs_torchs_kernel(layout, has_had_sco
     policy.forget_plans()
 
 
+def torchs(plan):
+    """A plan of torch's that computes as this one."""
+
+    def run(a, b, out, scale_a, scale_b, bias):
+        plan(a, b, out, scale_a, scale_b, bias)
+
+    def direct(a, b, scale_a, scale_b, bias=None):
+        out = torch.empty(a.shape[0], b.shape[1], dtype=torch.bfloat16)
+        plan(a, b, out, scale_a, scale_b, bias)
+        return out
+
+    return torch_plan(run, (direct, [0, 1, 3, 4]))
+
+
+@pytest.mark.parametrize("kind", ["training", "frozen", "feed-forward"])
+@pytest.mark.parametrize("shape", [(32, K), (2, 16, K)])
+def test_a_step_that_runs_torchs_kernel_gives_the_same(kind, shape, monkeypatch):
+    if kind == "feed-forward":
+        layer = nn.SwiGLU(K, N, frozen=True, dtype=torch.bfloat16)
+        layer.load_state_dict(nn.SwiGLU(K, N, recipe="bf16", dtype=torch.bfloat16).state_dict())
+    else:
+        make = nn.Float8Linear if kind == "training" else nn.Float8InferenceLinear.from_linear
+        layer = (
+            make(K, N, False, dtype=torch.bfloat16)
+            if kind == "training"
+            else make(torch.nn.Linear(K, N, False, dtype=torch.bfloat16))
+        )
+    x = torch.randn(shape).bfloat16()
+    y = layer(x)
+    expected = gradients(layer, x, torch.ones_like(y))
+    plan, calls = dispatch.Operation.plan, []
+
+    def recorded(self, *arguments, **options):
+        calls.append(self.spec.name)
+        return torchs(plan(self, *arguments, **options))
+
+    monkeypatch.setattr(dispatch.Operation, "plan", recorded)
+    policy.forget_plans()
+    for name, value in gradients(layer, x, torch.ones_like(y)).items():
+        assert value is None if expected[name] is None else torch.equal(value, expected[name]), name
+    assert "scaled_mm" in calls
+    policy.forget_plans()
+
+
 @recipes
 def test_a_second_derivative_is_refused(recipe):
     x = torch.randn(16, K, requires_grad=True)

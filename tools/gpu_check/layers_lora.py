@@ -28,9 +28,8 @@ def measure(part: Part, sizes: Sizes, clock: Clock) -> None:
     ours = layers_llama.sharing_copy(base)
     models = {TORCH: base, OURS: ours}
     layers_llama.replace(base, lambda name, layer: TorchLora(layer, sizes.lora_rank))
-    layers_llama.replace(
-        ours, lambda name, layer: sw.nn.Lora(sw.nn.Float8InferenceLinear.from_linear(layer, "rowwise"), sizes.lora_rank)
-    )
+    sw.nn.convert(ours, "rowwise", frozen=True)
+    layers_llama.replace(ours, lambda name, layer: sw.nn.Lora(layer, sizes.lora_rank))
     _draw_adapters(base, ours)
     shape = (1, sizes.lora_tokens, sizes.llama["hidden_size"])
     x, target = (torch.randn(shape, device=clock.device, dtype=torch.bfloat16) for _ in range(2))

@@ -55,8 +55,10 @@ def general(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, re
 
         return sharded.linear(functools.partial(_linear_of_part, recipe), *autocast(x, weight, bias))
     x, weight, bias = autocast(x, weight, bias)
-    _check(recipe, x, weight)
-    return _linear(recipe, x, weight, bias)
+    if torch.compiler.is_dynamo_compiling() or not torch.is_grad_enabled():
+        _check(recipe, x, weight)
+        return _linear(recipe, x, weight, bias)
+    return _call_cast(x, weight, bias, None, recipe)
 
 
 def _check(recipe: str, x: torch.Tensor, weight: torch.Tensor) -> None:
@@ -255,15 +257,27 @@ def _runs_torch_kernels(
     return all(is_torch_plan(op.plan(x.dtype, *operands)[0]) for op, *operands in matmuls)
 
 
-def _slow(x: Any, weight: Any, bias: Any, y: None, recipe: str) -> torch.Tensor:
+def _checked(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, y: None, recipe: str) -> torch.Tensor:
+    _check(recipe, x, weight)
+    return _linear(recipe, x, weight, bias)
+
+
+def _general(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, y: None, recipe: str) -> torch.Tensor:
     return general(x, weight, bias, recipe)
 
 
-_fast, _ = native_call.build(
-    _make, _slow, num_tensors=4, outs=[3], optional=[2, 3], aligned=[0, 1], num_objects=1, is_layer=True
-)
+def _built(slow: Callable[..., torch.Tensor], *, is_cast: bool) -> Callable[..., torch.Tensor]:
+    """call(x, weight, bias, None, recipe) -> y, for usual calls as `_make` decides."""
+    fast, _ = native_call.build(
+        _make, slow, num_tensors=4, outs=[3], optional=[2, 3], aligned=[0, 1], num_objects=1, is_layer=True,
+        is_cast=is_cast,
+    )  # fmt: skip
+    return slow if fast is None else fast.call
 
-call: Callable[..., torch.Tensor] = _slow if _fast is None else _fast.call
+
+_call_cast = _built(_checked, is_cast=True)
+
+call = _built(_general, is_cast=False)
 """call(x, weight, bias, None, recipe) -> y, of any kind; arguments as for `general`."""
 
 

@@ -41,6 +41,7 @@ def build(
     num_objects: int = 0,
     num_results: int = 1,
     is_layer: bool = False,
+    is_cast: bool = False,
 ) -> tuple[Any, str]:
     """A FastCall, or None and why this installation has none.
 
@@ -53,7 +54,8 @@ def build(
       aligned: positions of the tensors whose plan depends on the alignment of their address.
       order: positions of the tensors in the order of a plan's arguments; None: that of the call.
       num_results: of `outs`; the others are memory for what is in between.
-      is_layer: whether calls follow gradients, and those under autocast are unusual.
+      is_layer: whether calls follow gradients.
+      is_cast: whether those of a layer under autocast are usual.
     """
     try:
         return native.load(CALL_MODULE).FastCall(
@@ -72,6 +74,7 @@ def build(
             max_plans=MAX_PLANS,
             num_results=num_results,
             is_layer=is_layer,
+            is_cast=is_cast,
         ), ""
     except (UnsupportedError, AttributeError) as error:
         # An installation without the module, or a torch without the DLPack exchange API.
