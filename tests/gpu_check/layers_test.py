@@ -216,8 +216,13 @@ def test_the_part_train_has_losses_and_times(tmp_path, monkeypatch):
     assert "| 2.0000 | - | went on at step 1; the losses of the first |" in page
 
 
+def test_the_part_host_compares_calls_and_layers(tmp_path):
+    page = page_of_part("host", tmp_path)
+    assert "| matmul | stoneware |" in page and "| layer with a bias | stoneware blockwise |" in page
+
+
 @NEEDS_TRANSFORMERS
-@pytest.mark.parametrize("name", ["inference", "models", "lora"])
+@pytest.mark.parametrize("name", ["inference", "models", "lora", "steps"])
 def test_a_part_of_transformers_models_runs_at_tiny_sizes(name, tmp_path):
     assert "| stoneware " in page_of_part(name, tmp_path)
 

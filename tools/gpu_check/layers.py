@@ -1,16 +1,18 @@
-"""Measures the layers of stoneware.nn next to torch's, in five parts:
+"""Measures the layers of stoneware.nn next to torch's, in seven parts:
 
-    python -m tools.gpu_check.layers --out DIR [--parts linear,inference,models,train,lora]
+    python -m tools.gpu_check.layers --out DIR [--parts linear,inference,models,train,lora,host,steps]
 
     linear     forward and backward of Llama 8B's linear layers, next to torch's bf16 and torchao's recipes
     inference  Llama 3 8B of transformers, eager and in CUDA graphs, next to torch's bf16 and _scaled_mm
     models     Llama, Qwen and Mixtral, compiled, as they are and converted
     train      a transformer of 100 M parameters: losses, steps/s, and a run that is killed and resumed
     lora       a step over frozen fp8 weights, next to bf16 LoRA
+    host       what calls and small layers cost the host
+    steps      whole training steps of Llamas of transformers, eager
 
-Each timing is of several steps between two events (layers_clock.py). `inference`, `models` and `lora` need
-transformers; without it they fail, and the others are measured. experiment.py has the rest. Another --layers or
---steps measures its part anew.
+Each timing is of several steps between two events (layers_clock.py). `inference`, `models`, `lora` and `steps` need
+transformers; without it they fail, and the others are measured. experiment.py has the rest. Another --layers or --steps
+measures its part anew.
 """
 
 from __future__ import annotations
@@ -22,17 +24,27 @@ import time
 import torch
 from absl import flags
 
-from tools.gpu_check import layers_inference, layers_linear, layers_lora, layers_summary, layers_train
+from tools.gpu_check import (
+    layers_host,
+    layers_inference,
+    layers_linear,
+    layers_lora,
+    layers_steps,
+    layers_summary,
+    layers_train,
+)
 from tools.gpu_check.experiment import Experiment, Row
 from tools.gpu_check.layers_clock import Clock, HostClock
 from tools.gpu_check.layers_sizes import BY_NAME
 
 PARTS = {
-    "linear": (0.22, layers_linear.measure),
-    "inference": (0.18, layers_inference.measure),
-    "models": (0.3, layers_inference.measure_models),
-    "train": (0.26, layers_train.measure),
+    "linear": (0.18, layers_linear.measure),
+    "inference": (0.16, layers_inference.measure),
+    "models": (0.22, layers_inference.measure_models),
+    "train": (0.2, layers_train.measure),
     "lora": (0.04, layers_lora.measure),
+    "host": (0.04, layers_host.measure),
+    "steps": (0.16, layers_steps.measure),
 }
 """Each part's share of --seconds, and how it is measured."""
 

@@ -21,6 +21,17 @@ LLAMA_3_8B = {
 }
 """Arguments of transformers.LlamaConfig, except the number of blocks."""
 
+_LLAMA_1B = LLAMA_3_8B | {"hidden_size": 2048, "intermediate_size": 8192, "vocab_size": 32000}
+
+_LLAMA_1024 = {
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "vocab_size": 32000,
+    "max_position_embeddings": 8192,
+}
+
 _TINY_LLAMA = {
     "hidden_size": 256,
     "intermediate_size": 384,
@@ -44,6 +55,7 @@ class Sizes:
       models, models_layers: of `models`: a class of transformers -> arguments of its config, and how many blocks.
       train_model: arguments of examples/llama_model.py's Llama.
       train_batch, train_steps, train_mean_steps: of `train`; the mean is of the last train_mean_steps losses.
+      step_models: of `steps`: a model's size -> arguments of its config, how many blocks, and (batch, length) of steps.
       lora_layers, lora_tokens, lora_rank: of `lora`.
       rounds: blocks of steps that are timed of each call.
     """
@@ -77,6 +89,13 @@ class Sizes:
     train_batch: int = 8
     train_steps: int = 1000
     train_mean_steps: int = 50
+    step_models: Mapping[str, tuple[Mapping[str, int], int, tuple[tuple[int, int], ...]]] = field(
+        default_factory=lambda: {
+            "8B": (LLAMA_3_8B | {"vocab_size": 32000}, 4, ((4, 2048),)),
+            "1B": (_LLAMA_1B, 8, ((4, 2048), (1, 2048))),
+            "hidden 1024": (_LLAMA_1024, 12, ((2, 2048),)),
+        }
+    )
     lora_layers: int = 4
     lora_tokens: int = 4096
     lora_rank: int = 16
@@ -96,6 +115,7 @@ TINY = Sizes(
     train_batch=2,
     train_steps=8,
     train_mean_steps=4,
+    step_models={"tiny": (_TINY_LLAMA, 1, ((1, 32),))},
     lora_layers=1,
     lora_tokens=32,
     lora_rank=4,

@@ -156,7 +156,29 @@ def _lora(part: Row) -> list[str]:
     return [head, "", *table(header, found)]
 
 
-TABLES = {"linear": _linear, "inference": _inference, "models": _models, "train": _train, "lora": _lora}
+def _host(part: Row) -> list[str]:
+    head = "Time on the host until a call is queued, all sizes 512, in ms; layers forward and backward:"
+    found = [[row["call"], name, _timing(row["step"], name, TORCH)] for row in timed_rows(part) for name in row["step"]]
+    return [head, "", *table(["call", "", "ms"], found)]
+
+
+def _steps(part: Row) -> list[str]:
+    rows = timed_rows(part)
+    names = [f"{row['model']}, {row['batch']} x {row['length']} tokens" for row in rows]
+    contenders = dict.fromkeys(name for row in rows for name in row["step"])
+    found = [[name, *(_timing(row["step"], name, TORCH) for row in rows)] for name in contenders]
+    return ["A step of forward, backward and AdamW, in ms, eager:", "", *table(["", *names], found)]
+
+
+TABLES = {
+    "linear": _linear,
+    "inference": _inference,
+    "models": _models,
+    "train": _train,
+    "lora": _lora,
+    "host": _host,
+    "steps": _steps,
+}
 
 
 def _timing(step: Mapping[str, Row], name: str, reference: str) -> str:

@@ -17,7 +17,8 @@ def gather_in_fp8(model: torch.nn.Module) -> list[str]:
     Each rank quantizes its own rows and gathers all rows, in forward and again in backward. y is bitwise
     unchanged, and so is dx for "tensorwise" and "blockwise". For the recipes with row scales dx is a matmul
     with the same fp8 weight, whose scales are applied to dy before its cast. "tensorwise" reduces one number
-    per weight among the ranks, those of all weights together once a step. The state_dict stays the same. Layers of an earlier call are not changed.
+    per weight among the ranks, those of all weights together once a step. The state_dict stays the same.
+    Layers of an earlier call are not changed.
 
     Args:
       model: a model with converted layers, not yet sharded.
