@@ -16,9 +16,10 @@ from tools.gpu_check.layers_sizes import TORCH, Sizes
 
 RECIPES = ("bf16", "rowwise", "tensorwise", "blockwise")
 
-LIMITS = {"loss": 0.01, "gradients": 0.3}
-"""Relative errors of a first loss, and of all gradients together, against the model as it is: fp8 products one after
-another in both directions. Gradients of another input differ by 1 or more."""
+LIMITS = {"loss": 0.01, "gradients": 0.5}
+"""Relative errors of a first loss, and of all gradients together, against the model as it is. An fp8 product is off by
+0.04, and a gradient in the first of 12 blocks has 170 on its way, whose errors add up to 0.5 if they are independent.
+Gradients of another input differ by 1 or more."""
 
 _MOST_SECONDS = 25.0
 

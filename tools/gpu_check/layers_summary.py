@@ -157,9 +157,15 @@ def _lora(part: Row) -> list[str]:
 
 
 def _host(part: Row) -> list[str]:
-    head = "Time on the host until a call is queued, all sizes 512, in ms; layers forward and backward:"
-    found = [[row["call"], name, _timing(row["step"], name, TORCH)] for row in timed_rows(part) for name in row["step"]]
-    return [head, "", *table(["call", "", "ms"], found)]
+    head = "Time on the host until a call is queued, all sizes 512, in µs; layers forward and backward:"
+    found = []
+    for row in timed_rows(part):
+        step = {
+            name: {key: 1e3 * value for key, value in one.items() if key.endswith("_ms")}
+            for name, one in row["step"].items()
+        }
+        found += [[row["call"], name, _timing(step, name, TORCH, digits=1)] for name in step]
+    return [head, "", *table(["call", "", "µs"], found)]
 
 
 def _steps(part: Row) -> list[str]:
@@ -181,9 +187,9 @@ TABLES = {
 }
 
 
-def _timing(step: Mapping[str, Row], name: str, reference: str) -> str:
+def _timing(step: Mapping[str, Row], name: str, reference: str, digits: int = 3) -> str:
     one = step.get(name, {})
-    text = timing(one, "ms", 3)
+    text = timing(one, "ms", digits)
     against = step.get(reference, {}).get("median_ms")
     return text if against is None or name == reference or text == "-" else f"{text} ({against / one['median_ms']:.2f})"
 
