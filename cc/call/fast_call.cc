@@ -1,11 +1,6 @@
 #include "cc/call/fast_call.h"
 
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
-
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 namespace stoneware::call {
@@ -13,9 +8,6 @@ namespace {
 
 // Word 0 of a tensor that is absent; present ones have their rank plus one in the upper half.
 constexpr std::uint64_t kAbsent = 0;
-
-// Bytes; that of torch's allocations on a GPU is a multiple.
-constexpr std::size_t kWorkspaceAlignment = 256;
 
 std::uint64_t Word(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
 
@@ -87,7 +79,7 @@ PyObject* FastCall::Call(PyObject* const* arguments, Py_ssize_t num_arguments) {
   num_hits_ += is_known;
   const auto is_absent = [arguments](int position) { return arguments[position] == Py_None; };
   if (made->direct.step && std::all_of(signature_.outs.begin(), signature_.outs.end(), is_absent)) {
-    return CallTorch(made->direct, arguments, views[0].device).release().ptr();
+    return CallStep(made->direct, arguments, views[0].device).release().ptr();
   }
   return Run(*made, arguments, views.data());
 }
@@ -116,11 +108,6 @@ Py_ssize_t FastCall::LeastNumber() const {
   const bool may_omit = signature_.num_objects == 0;
   return may_omit ? *std::min_element(signature_.outs.begin(), signature_.outs.end())
                   : signature_.num_tensors + signature_.num_objects;
-}
-
-bool FastCall::IsInBetween(int position) const {
-  const auto results_end = signature_.outs.begin() + static_cast<int>(signature_.num_results);
-  return std::find(results_end, signature_.outs.end(), position) != signature_.outs.end();
 }
 
 bool FastCall::Read(PyObject* const* arguments, TensorView* views, Key* key) const {
@@ -261,145 +248,13 @@ bool FastCall::MakeCanonical(PyObject* const* arguments, PyObject* state, PyObje
 
 FastCall::SharedMade FastCall::Make(PyObject* const* arguments) {
   ++num_made_;
-  const nb::object returned = nb::steal(PyObject_Vectorcall(
+  nb::object returned = nb::steal(PyObject_Vectorcall(
       make_.ptr(), arguments,
       static_cast<std::size_t>(signature_.num_tensors + signature_.num_objects), nullptr));
   if (!returned) return nullptr;
-  std::tuple<nb::object, bool, nb::object, std::vector<Output>> parts;
-  if (!nb::try_cast(returned, parts) || std::get<3>(parts).size() < signature_.outs.size()) {
-    PyErr_SetString(PyExc_TypeError,
-                    "make must return a tuple (plan, is_kept, device, outputs), with the shape, "
-                    "strides and dtype of each output, but returned something else; correct make");
-    return nullptr;
-  }
-  Made made;
-  std::tie(made.plan, made.is_kept, made.device, made.outputs) = std::move(parts);
-  if (!ReadDirect(&made) || !ReadLaunches(&made) || !PlaceInWorkspace(&made)) return nullptr;
-  return std::make_shared<const Made>(std::move(made));
-}
-
-bool FastCall::ReadDirect(Made* made) const {
-  nb::object found = nb::steal(PyObject_GetAttrString(made->plan.ptr(), "direct"));
-  if (!found && !PyErr_ExceptionMatches(PyExc_AttributeError)) return false;
-  PyErr_Clear();
-  if (!found || found.is_none()) return true;
-  std::pair<nb::object, std::vector<int>> direct;
-  if (!nb::try_cast(found, direct) || PyCallable_Check(direct.first.ptr()) == 0 ||
-      direct.second.size() > static_cast<std::size_t>(kMaxTensors)) {
-    PyErr_Format(
-        PyExc_TypeError,
-        "direct must be a pair of a function and the positions of its tensors, at most %d, "
-        "but is something else; correct the plan",
-        kMaxTensors);
-    return false;
-  }
-  auto& [function, tensors] = direct;
-  if (!ToPositions(&tensors)) return false;
-  made->direct = {std::move(function), nullptr, std::move(tensors), -1};
-  return true;
-}
-
-bool FastCall::ReadLaunches(Made* made) const {
-  if (made->direct.step && PyCallable_Check(made->plan.ptr()) == 0) return true;
-  nb::object found = nb::steal(PyObject_GetAttrString(made->plan.ptr(), kNativeLaunchAttribute));
-  if (!found && !PyErr_ExceptionMatches(PyExc_AttributeError)) return false;
-  PyErr_Clear();
-  // A plan in Python is one step, and so is a plan with one native launch.
-  if (!found || found.is_none()) found = made->plan;
-  const std::size_t num_tensors = signature_.plan_order.size();
-  std::vector<std::tuple<nb::object, std::vector<int>, int>> steps(1);
-  if (PyList_Check(found.ptr())) {
-    if (!nb::try_cast(found, steps)) {
-      PyErr_SetString(PyExc_TypeError,
-                      "native_launch must be a capsule, or a list of (step, positions of tensors, "
-                      "position of what it returns or -1), but is something else; correct the "
-                      "plan");
-      return false;
-    }
-  } else {
-    steps[0] = {found, std::vector<int>(num_tensors), -1};
-    std::iota(std::get<1>(steps[0]).begin(), std::get<1>(steps[0]).end(), 0);
-  }
-  for (auto& [step, tensors, result] : steps) {
-    const NativeLaunch* native = nullptr;
-    if (PyCallable_Check(step.ptr()) == 0) {
-      native =
-          static_cast<const NativeLaunch*>(PyCapsule_GetPointer(step.ptr(), kNativeLaunchCapsule));
-      if (native == nullptr) return false;
-      made->is_native = true;
-    }
-    const std::size_t takes = native != nullptr ? native->num_tensors : tensors.size();
-    if (takes != tensors.size() || takes > static_cast<std::size_t>(kMaxTensors)) {
-      PyErr_Format(PyExc_TypeError,
-                   "a plan of this op must take %zu tensors, but its native launch takes %zu",
-                   tensors.size(), takes);
-      return false;
-    }
-    if (!ToPositions(&tensors)) return false;
-    if (result >= 0 &&
-        (native != nullptr || std::find(signature_.outs.begin(), signature_.outs.end(), result) ==
-                                  signature_.outs.end())) {
-      PyErr_Format(PyExc_ValueError,
-                   "a step in Python may return an output of the call, but step %zu returns tensor "
-                   "%d; correct the plan",
-                   made->launches.size(), result);
-      return false;
-    }
-    if (result >= 0) made->returned |= std::uint32_t{1} << result;
-    made->launches.push_back({std::move(step), native, std::move(tensors), result});
-  }
-  return true;
-}
-
-bool FastCall::ToPositions(std::vector<int>* tensors) const {
-  for (int& tensor : *tensors) {
-    if (tensor < 0 || static_cast<std::size_t>(tensor) >= signature_.plan_order.size()) {
-      PyErr_Format(PyExc_ValueError, "a step must name tensors of the plan, 0 to %zu, but names %d",
-                   signature_.plan_order.size() - 1, tensor);
-      return false;
-    }
-    tensor = signature_.plan_order[tensor];
-  }
-  return true;
-}
-
-bool FastCall::PlaceInWorkspace(Made* made) const {
-  for (const Launch& launch : made->launches) {
-    const auto is_in_between = [this](int position) { return IsInBetween(position); };
-    if (launch.native == nullptr &&
-        std::any_of(launch.tensors.begin(), launch.tensors.end(), is_in_between)) {
-      return true;
-    }
-  }
-  std::size_t end = 0;
-  for (std::size_t i = signature_.num_results; i < signature_.outs.size(); ++i) {
-    const auto& [shape, strides, dtype] = made->outputs[i];
-    std::vector<std::int64_t> extents;
-    std::vector<std::int64_t> steps;
-    if (!nb::try_cast(shape, extents) || !nb::try_cast(strides, steps) ||
-        extents.size() != steps.size()) {
-      PyErr_SetString(PyExc_TypeError,
-                      "shape and strides of an output must be tuples of ints of one length; "
-                      "correct make");
-      return false;
-    }
-    const nb::object itemsize = nb::steal(PyObject_GetAttrString(dtype.ptr(), "itemsize"));
-    const std::size_t item_bytes = itemsize ? PyLong_AsSize_t(itemsize.ptr()) : 0;
-    if (PyErr_Occurred() != nullptr) return false;
-    std::int64_t num_items = 1;
-    for (std::size_t dim = 0; dim < extents.size(); ++dim) {
-      num_items = extents[dim] == 0 ? 0 : num_items + (extents[dim] - 1) * steps[dim];
-      if (num_items == 0) break;
-    }
-    made->offsets.push_back(end);
-    const bool is_returned = (made->returned >> signature_.outs[i] & 1) != 0;
-    const std::size_t bytes = is_returned ? 0 : static_cast<std::size_t>(num_items) * item_bytes;
-    end += (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
-  }
-  if (!made->offsets.empty()) {
-    made->workspace.emplace(nb::make_tuple(end), nb::make_tuple(1), torch_.uint8);
-  }
-  return true;
+  MadePlan made;
+  if (!ReadPlan(std::move(returned), signature_, torch_.uint8, &made)) return nullptr;
+  return std::make_shared<const MadePlan>(std::move(made));
 }
 
 void FastCall::Clear() {
@@ -410,8 +265,8 @@ void FastCall::Clear() {
   std::swap(objects, objects_);
 }
 
-nb::object FastCall::CallTorch(const Launch& launch, PyObject* const* tensors,
-                               const TensorDevice& device) {
+nb::object FastCall::CallStep(const Launch& launch, PyObject* const* tensors,
+                              const TensorDevice& device) {
   static thread_local bool has_entered = false;
   if (!has_entered && device.type == kCuda) {
     if (!nb::steal(PyObject_CallNoArgs(enter_thread_.ptr()))) return nb::object();
@@ -423,7 +278,7 @@ nb::object FastCall::CallTorch(const Launch& launch, PyObject* const* tensors,
   return nb::steal(PyObject_Vectorcall(launch.step.ptr(), own.data(), num_tensors, nullptr));
 }
 
-PyObject* FastCall::Run(const Made& made, PyObject* const* arguments, TensorView* views) {
+PyObject* FastCall::Run(const MadePlan& made, PyObject* const* arguments, TensorView* views) {
   // By position; that of an input is empty, as is that of an output in the workspace.
   std::array<nb::object, kMaxTensors> outs;
   nb::object workspace;
@@ -440,7 +295,7 @@ PyObject* FastCall::Run(const Made& made, PyObject* const* arguments, TensorView
   }
   for (const Launch& launch : made.launches) {
     if (launch.native == nullptr) {
-      nb::object returned = CallTorch(launch, tensors.data(), device);
+      nb::object returned = CallStep(launch, tensors.data(), device);
       if (!returned) return nullptr;
       if (launch.result < 0) continue;
       if (api_.view_from_py_object(returned.ptr(), &views[launch.result]) != 0) return nullptr;
@@ -463,7 +318,7 @@ PyObject* FastCall::Run(const Made& made, PyObject* const* arguments, TensorView
   return all.release().ptr();
 }
 
-bool FastCall::Outputs(const Made& made, PyObject* const* arguments, TensorView* views,
+bool FastCall::Outputs(const MadePlan& made, PyObject* const* arguments, TensorView* views,
                        nb::object* outs, nb::object* workspace) const {
   bool has_all = true;
   bool has_any_in_between = false;
@@ -543,7 +398,7 @@ int FastCall::Traverse(visitproc visit, void* arg) const {
     Py_VISIT(object->ptr());
   }
   for (const auto& [hash, entry] : entries_) {
-    const Made& made = *entry.made;
+    const MadePlan& made = *entry.made;
     Py_VISIT(made.plan.ptr());
     Py_VISIT(made.device.ptr());
     Py_VISIT(made.direct.step.ptr());

@@ -30,34 +30,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <tuple>
 #include <unordered_map>
 #include <vector>
 
 #include "cc/call/exchange_api.h"
-#include "cc/call/native_launch.h"
+#include "cc/call/made_plan.h"
 
 namespace stoneware::call {
 
-namespace nb = nanobind;
-
-inline constexpr int kMaxTensors = 24;
-inline constexpr int kMaxObjects = 8;
 inline constexpr int kMaxDims = 6;
-
-// What an op's calls look like.
-struct Signature {
-  int num_tensors = 0;          // the first arguments
-  int num_objects = 0;          // the arguments after them
-  std::vector<int> outs;        // the tensors that are allocated if they are None
-  std::size_t num_results = 1;  // how many of `outs`, the first, are returned
-  std::uint32_t optional = 0;   // a bit per tensor that may be None
-  std::uint32_t aligned = 0;    // a bit per tensor on whose alignment the plan depends
-  std::vector<int> plan_order;  // the tensors, in the order of a plan's arguments
-  bool is_layer = false;        // whether calls follow gradients
-  bool is_cast = false;         // whether those of a layer under autocast are usual
-};
 
 // A function of torch that takes only `self`. Calling it directly avoids Python's call protocol,
 // which takes longer than the function; every call of an op calls each of them.
@@ -144,33 +126,7 @@ class FastCall {
     std::uint64_t Hash() const;
   };
 
-  // An output that is allocated: shape, strides, dtype.
-  using Output = std::tuple<nb::object, nb::object, nb::object>;
-
-  // A native launch or a function in Python, and the positions of its tensors among a call's.
-  struct Launch {
-    nb::object step;
-    const NativeLaunch* native = nullptr;  // of the capsule `step`; nullptr: `step` is called
-    std::vector<int> tensors;
-    int result = -1;  // the position of the tensor that `step` returns; -1: it returns none
-  };
-
-  // What `make` returned. A plan may go from the table while a call still runs it.
-  struct Made {
-    nb::object plan;
-    Launch direct;                 // `step` is empty unless the plan is direct
-    std::vector<Launch> launches;  // the plan, or its native_launch
-    bool is_native = false;        // whether one of them is native
-    bool is_kept = false;
-    nb::object device;
-    std::vector<Output> outputs;  // in the order of Signature::outs
-    std::uint32_t returned = 0;   // a bit for each output that a step returns
-    // Unless a step in Python takes what is in between, that is one allocation, and no tensors: the
-    // first byte of each output behind the results, and the whole, of bytes.
-    std::vector<std::size_t> offsets;
-    std::optional<Output> workspace;
-  };
-  using SharedMade = std::shared_ptr<const Made>;
+  using SharedMade = std::shared_ptr<const MadePlan>;
 
   struct Entry {
     std::vector<std::uint64_t> words;
@@ -181,8 +137,6 @@ class FastCall {
   bool CheckNumber(Py_ssize_t num_arguments) const;
   // The fewest arguments of a call: without other objects, outputs at the end may be left out.
   Py_ssize_t LeastNumber() const;
-  // Whether an output is memory for what is in between.
-  bool IsInBetween(int position) const;
   // Fills views and the key's words of the tensors; false if an argument is not a dense tensor.
   bool Read(PyObject* const* arguments, TensorView* views, Key* key) const;
   // Whether a call needs more than its plan.
@@ -203,21 +157,13 @@ class FastCall {
                      Key* key) const;
   // Asks `make`; nullptr with an exception.
   SharedMade Make(PyObject* const* arguments);
-  // Reads the launches of a plan; false with an exception.
-  bool ReadLaunches(Made* made) const;
-  // From tensors of a plan to those of a call; false with an exception.
-  bool ToPositions(std::vector<int>* tensors) const;
-  // Reads a direct plan; false with an exception.
-  bool ReadDirect(Made* made) const;
-  // Places the outputs behind the results in one workspace; false with an exception.
-  bool PlaceInWorkspace(Made* made) const;
-  PyObject* Run(const Made& made, PyObject* const* arguments, TensorView* views);
-  // Calls a function of torch's.
-  nb::object CallTorch(const Launch& launch, PyObject* const* tensors, const TensorDevice& device);
+  PyObject* Run(const MadePlan& made, PyObject* const* arguments, TensorView* views);
+  // Calls a step in Python.
+  nb::object CallStep(const Launch& launch, PyObject* const* tensors, const TensorDevice& device);
   // The outputs of a call by position, allocated where they are None; false with an exception.
   // Those in the workspace have a view, and no tensor; `workspace` owns their memory.
-  bool Outputs(const Made& made, PyObject* const* arguments, TensorView* views, nb::object* outs,
-               nb::object* workspace) const;
+  bool Outputs(const MadePlan& made, PyObject* const* arguments, TensorView* views,
+               nb::object* outs, nb::object* workspace) const;
   // What allocates on the device without torch's parsing of arguments, or nullptr.
   PyObject* EmptyStrided(const TensorDevice& device, bool* is_error) const;
 

@@ -57,20 +57,22 @@ def measure(part: Part, sizes: Sizes, clock: Clock) -> None:
 
 def _calls(name: str, device: torch.device) -> Prepared:
     a, weight = (torch.randn(SIZE, SIZE, device=device).bfloat16() for _ in range(2))
-    b = weight.t()
-    calls: dict[str, Call] = {TORCH: functools.partial(torch.mm, a, b), OURS: functools.partial(sw.matmul, a, b)}
+    calls: dict[str, Call] = {}
     if name == "matmul":
-        calls[VENDOR] = functools.partial(sw.matmul, a, b, backend="vendor")
+        ours = functools.partial(sw.matmul, a, weight.t())
+        calls[TORCH] = functools.partial(torch.mm, a, weight.t())
     else:
         a8, scale_a = sw.quantize(a)
         w8, scale_w = sw.quantize(weight)
         operands = a8, w8.t(), scale_a, scale_w.t()
-        scaled_mm = functools.partial(torch._scaled_mm, out_dtype=torch.bfloat16, use_fast_accum=True)
-        calls = {TORCH: functools.partial(scaled_mm, *operands), OURS: functools.partial(sw.scaled_mm, *operands)}
-        calls[VENDOR] = functools.partial(sw.scaled_mm, *operands, backend="vendor")
-    if device.type != "cuda":  # the vendor library runs on GPUs, and so do torch's row scales
-        calls = {TORCH: calls[OURS], OURS: calls[OURS]}
-    return _checked(calls, a.double() @ b.double())
+        ours = functools.partial(sw.scaled_mm, *operands)
+        if device.type == "cuda":  # torch has row scales there alone
+            options = {"out_dtype": torch.bfloat16, "use_fast_accum": True}
+            calls[TORCH] = functools.partial(torch._scaled_mm, *operands, **options)
+    calls[OURS] = ours
+    if device.type == "cuda":
+        calls[VENDOR] = functools.partial(ours, backend="vendor")
+    return _checked(calls, a.double() @ weight.double().t())
 
 
 def _layers(name: str, device: torch.device) -> Prepared:

@@ -68,7 +68,7 @@ def _loss(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def _error(model: torch.nn.Module, expected: Sequence[torch.Tensor | None]) -> float:
-    """Of the gradients of all parameters together."""
+    """The relative error of the gradients of all parameters together."""
     squares = torch.zeros(2, dtype=torch.float64)
     for parameter, want in zip(model.parameters(), expected, strict=True):
         assert parameter.grad is not None and want is not None  # each has a gradient

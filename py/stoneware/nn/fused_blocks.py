@@ -18,7 +18,7 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from stoneware.nn import conditions, swiglu
-from stoneware.nn.arguments import autocast_dtype, is_distributed
+from stoneware.nn.arguments import autocast_dtype
 from stoneware.nn.experts import Experts, Float8InferenceExperts
 from stoneware.nn.handover import Handover, Route
 from stoneware.nn.inference import Float8InferenceLinear
@@ -156,6 +156,10 @@ class NormState(State):
     route: Route | None = None
 
 
+_PLAIN = (torch.nn.Parameter, torch.Tensor)
+"""Types of a weight that is no DTensor or other subclass."""
+
+
 class FusedRMSNorm(FusedBlock):
     """x / sqrt(mean(x^2) + eps) * weight in float32, rounded once, by one kernel; another has its gradients.
 
@@ -171,7 +175,7 @@ class FusedRMSNorm(FusedBlock):
             or torch.compiler.is_compiling()
             or not state.holds()
             or type(args[0]) is not torch.Tensor
-            or is_distributed(weight)
+            or type(weight) not in _PLAIN
             or args[0].dtype is not state.dtype
             or weight.dtype is not state.dtype
             or not args[0].ndim

@@ -51,15 +51,17 @@ class Reduction:
 
     def amax(self, weight: ShardedWeight, group: Any, dtype: torch.dtype) -> torch.Tensor:
         """The largest |x| of the whole weight [1], float32, as it is in this dtype."""
-        place = weight.place
-        self._weights[place.position] = weakref.ref(weight)
-        if place.state != (place.num_changes, weight.tensor._version, group, dtype):
-            self._reduce(weight, group, dtype)
-        return place.amax
+        # The stream too: on another one the number may not be there yet.
+        where = group, dtype, torch.cuda.current_stream(weight.device) if weight.is_cuda else None
+        self._weights[weight.place.position] = weakref.ref(weight)
+        if weight.place.state != (weight.place.num_changes, weight.tensor._version, *where):
+            self._reduce(weight, where)
+        return weight.place.amax
 
-    def _reduce(self, first: ShardedWeight, group: Any, dtype: torch.dtype) -> None:
+    def _reduce(self, first: ShardedWeight, where: tuple[Any, torch.dtype, Any]) -> None:
         known = [weight for found in self._weights.values() if (weight := found()) is not None]
-        weights = [weight for weight in known if weight is first or weight.place.state[2:] == (group, dtype)]
+        weights = [weight for weight in known if weight is first or weight.place.state[2:] == where]
+        group, dtype, _ = where
         positions = [weight.place.position for weight in weights]
         norms = torch._foreach_norm([weight.tensor for weight in weights], float("inf"))
         # As many numbers on every rank, whatever else differs.
@@ -69,7 +71,7 @@ class Reduction:
         for weight, position in zip(weights, positions):
             place = weight.place
             place.amax = amax[position : position + 1]
-            place.state = place.num_changes, weight.tensor._version, group, dtype
+            place.state = place.num_changes, weight.tensor._version, *where
 
 
 class Place:
@@ -78,7 +80,7 @@ class Place:
     Attributes:
       reduction, position: the arguments.
       num_changes: how often an operator of the weight wrote to it.
-      amax, state: what was reduced last, and for which (num_changes, version, process group, dtype).
+      amax, state: what was reduced last, and for which (num_changes, version, process group, dtype, stream).
     """
 
     amax: torch.Tensor

@@ -8,7 +8,8 @@ the largest of each column. Forward returns these reductions of x and of the wei
 the tensors again.
 
     call               a layer's call with gradients enabled. What runs is decided once for each kind of call: torch's
-                       own layer, if each of the three matmuls would run torch's kernel; otherwise `_Linear`
+                       own layer, if each of the three matmuls would run torch's kernel; otherwise `_KnownLinear`, or
+                       `_Linear` if rows must be padded
     call_without_grad  the same under torch.no_grad
     general            a call of any kind: autocast, traces, DTensors, torch dispatch modes
 """
