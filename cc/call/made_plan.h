@@ -16,7 +16,7 @@ namespace stoneware::call {
 
 namespace nb = nanobind;
 
-inline constexpr int kMaxTensors = 24;
+inline constexpr int kMaxTensors = 32;
 inline constexpr int kMaxObjects = 8;
 
 // What an op's calls look like.

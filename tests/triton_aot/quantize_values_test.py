@@ -72,6 +72,11 @@ def launch(functions, kernel_id, grid, arguments):
     elif kind == "column":
         partials, columns = kernels._COLUMN_SCALES
         functions.column_scales[grid](*arguments, **largest, PARTIALS=partials, BLOCK=columns)
+    elif variant in ("silu_mul_tiles", "silu_mul_grad"):
+        rows, columns = kernels._ACTIVATION_TILE
+        getattr(functions, variant)[grid](*arguments, ROWS=rows, TILE=columns)
+    elif kind == "swiglu":
+        getattr(functions, variant)[grid](*arguments, ROWS=kernels._SWIGLU_ROWS[variant], TILE=128)
     elif kind == "silu":
         size = which.removeprefix("mul_")
         block = 64 if size == "loop" else int(size)
@@ -111,7 +116,7 @@ def quantized(functions, monkeypatch):
     def run(x, scales, transpose, dtype=torch.float8_e4m3fn, power_of_two=False):
         m, k = x.shape
         name = "e4m3" if dtype == torch.float8_e4m3fn else "e5m2"
-        made = kernels.plan(x, scales, transpose, name, power_of_two, device.CPU)
+        made = kernels.plan([x], scales, transpose, name, power_of_two, device.CPU)
         outputs = []
         for rows, columns in [(m, k)] * (transpose is not True) + [(k, m)] * (transpose is not False):
             outputs.append(torch.full((rows, columns), 3.0).to(dtype))
@@ -119,7 +124,7 @@ def quantized(functions, monkeypatch):
             outputs.append(torch.empty_strided(shape, strides).fill_(-5))
         partial = []
         if scales == "tensor" or (scales == "row" and transpose is not False):
-            partial = [torch.full(*kernels.partial_shape(m, k, scales)[:1], 2**30, dtype=torch.int32)]
+            partial = [torch.full(*kernels.partial_shape([m], k, scales)[:1], 2**30, dtype=torch.int32)]
         made(x, *outputs, *partial)
         return outputs
 
@@ -223,11 +228,11 @@ def test_a_transpose_has_ones_for_scales(quantized):
 
 def test_partial_results_of_another_call_are_taken(quantized):
     x = torch.randn(144, 272).bfloat16()
-    partial = torch.full(*kernels.partial_shape(144, 272, "tensor")[:1], 0, dtype=torch.int32)
+    partial = torch.full(*kernels.partial_shape([144], 272, "tensor")[:1], 0, dtype=torch.int32)
     plain = [torch.empty(144, 272).to(torch.float8_e4m3fn), torch.empty(1)]
-    kernels.plan(x, "tensor", False, "e4m3", False, device.CPU)(x, *plain, partial)
+    kernels.plan([x], "tensor", False, "e4m3", False, device.CPU)(x, *plain, partial)
     transposed = [torch.full((272, 144), 3.0).to(torch.float8_e4m3fn), torch.full((1,), -5.0)]
-    kernels.plan(x, "tensor", True, "e4m3", False, device.CPU, shares=True)(x, *transposed, partial)
+    kernels.plan([x], "tensor", True, "e4m3", False, device.CPU, shares=True)(x, *transposed, partial)
     assert_same_bits(transposed, expected(x, "tensor", True))
 
 
@@ -239,14 +244,14 @@ def test_scales_of_columns_are_given_and_taken(quantized, monkeypatch, shape, is
         monkeypatch.setattr(kernels, "ROW_BLOCKS", ())
     (m, k), x = shape, torch.randn(shape).bfloat16() * torch.rand(shape[1])
     x = x.bfloat16()
-    partial = torch.full(*kernels.partial_shape(m, k, "row")[:1], 2**30, dtype=torch.int32)
+    partial = torch.full(*kernels.partial_shape([m], k, "row")[:1], 2**30, dtype=torch.int32)
     given = [torch.full((m, k), 3.0).to(torch.float8_e4m3fn), torch.full((m, 1), -5.0), torch.full((k, 1), -5.0)]
-    kernels.plan(x, "row", False, "e4m3", True, device.CPU, shares=True)(x, *given, partial)
+    kernels.plan([x], "row", False, "e4m3", True, device.CPU, shares=True)(x, *given, partial)
     values, scale = reference.quantize(x.t(), "row", torch.float8_e4m3fn, True)
     assert_same_bits(given, [*expected(x, "row", False, power_of_two=True), scale])
     if m % kernels.MULTIPLE == 0:
         transposed = torch.full((k, m), 3.0).to(torch.float8_e4m3fn)
-        kernels.plan(x, "row", True, "e4m3", True, device.CPU, shares=True)(x, transposed, given[2])
+        kernels.plan([x], "row", True, "e4m3", True, device.CPU, shares=True)(x, transposed, given[2])
         assert_same_bits([transposed], [values])
 
 
@@ -258,7 +263,7 @@ def test_blocks_of_rows_cover_the_matrix(m, block):
     assert rows_per_block % at_once == 0
     assert (num_blocks - 1) * rows_per_block < m <= num_blocks * rows_per_block
     assert num_blocks <= most
-    assert kernels.partial_shape(m, block, "row")[0][0] >= num_blocks * block
+    assert kernels.partial_shape([m], block, "row")[0][0] >= num_blocks * block
 
 
 def test_a_norm_writes_its_result_and_that_in_fp8(quantized):
@@ -268,3 +273,63 @@ def test_a_norm_writes_its_result_and_that_in_fp8(quantized):
     kernels.rows_plan("rms_norm", x, 272, 5, [fused.bits(1e-5), 0], device.CPU)(x, weight, y, values, scale)
     torch.testing.assert_close(y, torch.nn.functional.rms_norm(x, (272,), weight, 1e-5), rtol=2**-7, atol=0)
     assert_same_bits([values, scale], reference.quantize(y, "row", values.dtype, False))
+
+
+def test_matrices_are_quantized_as_one(quantized):
+    parts = [(torch.randn(m, 272) * torch.rand(272) * m).bfloat16() for m in (144, 16, 48)]
+    whole = torch.cat(parts)
+    (m, k), rows = whole.shape, [len(part) for part in parts]
+    partial = torch.full(*kernels.partial_shape(rows, k, "row")[:1], 2**30, dtype=torch.int32)
+    given = [torch.full((m, k), 3.0).to(torch.float8_e4m3fn), torch.full((m, 1), -5.0), torch.full((k, 1), -5.0)]
+    kernels.plan(parts, "row", False, "e4m3", True, device.CPU, shares=True)(*parts, *given, partial)
+    values, scale = reference.quantize(whole.t(), "row", torch.float8_e4m3fn, True)
+    assert_same_bits(given, [*expected(whole, "row", False, power_of_two=True), scale])
+    transposed = torch.full((k, m), 3.0).to(torch.float8_e4m3fn)
+    kernels.plan(parts, "row", True, "e4m3", True, device.CPU, shares=True)(*parts, transposed, given[2])
+    assert_same_bits([transposed], [values])
+
+
+def gradients(z, dh):
+    """Those of silu(gate) * up in float64."""
+    gate, up = (half.double().requires_grad_() for half in z.chunk(2, 1))
+    h = torch.nn.functional.silu(gate) * up
+    return (*torch.autograd.grad(h, (gate, up), dh.double()), h.detach())
+
+
+@pytest.mark.parametrize("m, n", [(5, 272), (33, 1040)])
+def test_the_activation_and_its_gradients_in_16_bits(quantized, m, n):
+    z, dh = (torch.randn(m, 2 * n) * 4).bfloat16(), torch.randn(m, n).bfloat16()
+    gate, up = z.chunk(2, 1)
+    h, dgate, dup = (torch.full((m, n), 3.0).bfloat16() for _ in range(3))
+    kernels.silu_mul_plan(gate, device.CPU)(gate, up, h)
+    kernels.silu_mul_grad_plan(gate, device.CPU)(gate, up, dh, dgate, dup)
+    assert torch.equal(h, fused.silu_mul(z))
+    for found, wanted in zip((dgate, dup), gradients(z, dh)):
+        torch.testing.assert_close(found.double(), wanted, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("m, n", [(16, 48), (112, 272)])
+def test_the_gradients_of_a_feed_forward_in_fp8(quantized, monkeypatch, m, n):
+    monkeypatch.setattr(kernels, "_SWIGLU_PROGRAMS", 6)
+    z = (torch.randn(m, 2 * n) * torch.rand(m, 1) * 4).bfloat16()
+    dh = (torch.randn(m, n) * torch.rand(n)).bfloat16()
+    outputs = []
+    for shape in ((m, 2 * n), (2 * n, m), (n, m)):
+        outputs += [torch.full(shape, 3.0).to(torch.float8_e4m3fn), torch.full((shape[0], 1), -5.0)]
+    partials = [torch.full(shape, 2**30, dtype=torch.int32) for shape in kernels.swiglu_partial_shapes(m, n)]
+    kernels.swiglu_grad_plan(z, True, device.CPU)(z, dh, *outputs, *partials)
+    dgate, dup, h = gradients(z, dh)
+    dz = torch.cat((dgate, dup), 1)
+    for wanted, values, scale in zip((dz, dz.t(), h.t()), outputs[::2], outputs[1::2]):
+        assert (values.double() * scale - wanted).norm() < 0.04 * wanted.norm()
+        # Scales are powers of two that just reach the largest value of a row, here to within its rounding.
+        largest = wanted.abs().amax(1, keepdim=True) / 448
+        assert ((scale >= 0.99 * largest) & (scale <= 2.02 * largest)).all()
+
+
+@pytest.mark.parametrize("m", [16, 4096, 100_000])
+@pytest.mark.parametrize("tiles", [1, 112, 5000])
+def test_blocks_of_a_feed_forward_cover_its_rows(m, tiles):
+    num_blocks, rows_per_block = kernels._swiglu_blocks(m, tiles)
+    assert rows_per_block % kernels._SWIGLU_ROWS["swiglu_amax"] == 0
+    assert (num_blocks - 1) * rows_per_block < m <= num_blocks * rows_per_block

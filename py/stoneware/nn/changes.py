@@ -240,6 +240,22 @@ class FusedFeedForward(Change):
         fused_blocks.unfuse(self.module)
 
 
+class TrainedFeedForward(Change):
+    """A feed-forward that was proved to be SwiGLU -> one call; after its layers became those of one recipe."""
+
+    def __init__(self, name: str, block: torch.nn.Module, parts: SwiGLUParts, recipe: str) -> None:
+        super().__init__(name, block, "SwiGLU")
+        self.parts, self.recipe = parts, recipe
+
+    def change(self) -> None:
+        modules = [*self.module._modules.values()]
+        state = fused_blocks.TrainedSwiGLUState(parts=self.parts, modules=modules, recipe=self.recipe)
+        fused_blocks.fuse(self.module, fused_blocks.TrainedSwiGLU, state)
+
+    def revert(self) -> None:
+        fused_blocks.unfuse(self.module)
+
+
 def _join_again(block: torch.nn.Module, incompatible_keys: object) -> None:
     if isinstance(block, fused_blocks.FusedSwiGLU):
         fused_blocks.join(block)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from stoneware.nn.changes import (
     NormOwner,
     PublishedLinear,
     TrainedExperts,
+    TrainedFeedForward,
     TrainedLinear,
 )
 from stoneware.nn.checkpoints import Saving, is_published
@@ -337,7 +339,7 @@ class _Converter:
         return None
 
     def decide_block(self, name: str, module: torch.nn.Module) -> None:
-        """A norm, or a feed-forward whose layers are frozen and rowwise."""
+        """A norm, or a feed-forward whose layers are frozen and rowwise, or train with one recipe."""
         if isinstance(module, FusedBlock) or hasattr(module, "_stoneware"):
             return
         parameters = [parameter for parameter, _ in module.named_parameters()]
@@ -348,15 +350,25 @@ class _Converter:
                 _check_norm(module, eps)
                 self.changes[id(module)] = FusedNorm(name, module, eps)
                 self.conversion.blocks[name] = "RMSNorm"
-            elif len(layers) in (2, 3) and all(self.is_rowwise(layer) for layer in layers):
+            elif len(layers) in (2, 3) and (change := self.feed_forward(layers)) is not None:
                 parts = proofs.swiglu(module)
                 _check_swiglu(module, parts)
-                self.changes[id(module)] = FusedFeedForward(name, module, parts)
+                self.changes[id(module)] = change(name, module, parts)
                 self.conversion.blocks[name] = "SwiGLU"
         except proofs.NoProof as error:
             is_norm = type(module).__name__.endswith("RMSNorm")
             if is_norm or {*module._modules} >= {"gate_proj", "up_proj", "down_proj"}:
                 self.conversion.kept_blocks[name] = str(error)
+
+    def feed_forward(self, layers: list[torch.nn.Linear]) -> Callable[..., Change] | None:
+        """The change of a feed-forward of these layers, if one call can run them."""
+        if all(self.is_rowwise(layer) for layer in layers):
+            return FusedFeedForward
+        if not self.fuse_wgrad_accumulation and all(
+            isinstance(self.changes.get(id(layer)), TrainedLinear) for layer in layers
+        ):
+            return functools.partial(TrainedFeedForward, recipe=self.recipe)
+        return None
 
     def is_rowwise(self, layer: Any) -> bool:
         change = self.changes.get(id(layer))

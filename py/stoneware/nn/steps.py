@@ -76,7 +76,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Quantize(Op):
-    """`sw.quantize` of x [..., k] as a matrix of its rows.
+    """`sw.quantize` of x [..., k] as a matrix of its rows, or of the rows of several matrices.
 
     Attributes:
       cast, transpose: see `sw.quantize`.
@@ -87,24 +87,30 @@ class Quantize(Op):
     transpose: bool | str = False
     shares: bool = False
 
-    def __call__(self, dtype: torch.dtype, x: torch.Tensor) -> Sequence[torch.Tensor]:
-        cast = self.cast
+    def __call__(self, dtype: torch.dtype, *parts: torch.Tensor) -> Sequence[torch.Tensor]:
+        cast, x = self.cast, parts[0] if len(parts) == 1 else torch.cat(parts)
         return quantizing.quantize(
             rows_of(x), cast.scales, transpose=self.transpose, dtype=cast.dtype, power_of_two=cast.power_of_two
         )
 
-    def plan(self, dtype: torch.dtype, x: torch.Tensor) -> tuple[Any, Sequence[Output]]:
+    def plan(self, dtype: torch.dtype, *parts: torch.Tensor) -> tuple[Any, Sequence[Output]]:
         cast = self.cast
+        matrices = [rows_of(part) for part in parts]
         return quantizing.make_plan(
-            rows_of(x), cast.scales, self.transpose, cast.dtype, cast.power_of_two, shares=self.shares
+            matrices, cast.scales, self.transpose, cast.dtype, cast.power_of_two, shares=self.shares
         )
 
-    def arguments(self, x: torch.Tensor, *outputs: torch.Tensor) -> Sequence[torch.Tensor]:
-        return x.reshape(-1, x.shape[-1]), *outputs
+    def arguments(self, x: torch.Tensor, *others: torch.Tensor) -> Sequence[torch.Tensor]:
+        return x.reshape(-1, x.shape[-1]), *others
 
 
-def quantize(name: str, cast: Cast, *, transpose: bool | str = False, shares: bool = False) -> Step:
-    """The step that quantizes the tensor of this name, into NAME8 and scale_NAME, and NAME_t8 and scale_NAME_t."""
+def quantize(
+    name: str, cast: Cast, *, transpose: bool | str = False, shares: bool = False, parts: Sequence[str] = ()
+) -> Step:
+    """The step that quantizes the tensor of this name, into NAME8 and scale_NAME, and NAME_t8 and scale_NAME_t.
+
+    With `parts`, these matrices are the rows of a tensor that has this name in the outputs alone.
+    """
     outputs: tuple[str, ...] = ()
     if transpose is not True:
         outputs += (f"{name}8", f"scale_{name}")
@@ -114,7 +120,7 @@ def quantize(name: str, cast: Cast, *, transpose: bool | str = False, shares: bo
         outputs += (f"scale_{name}_t",)
     if kernels.has_partial(cast.scales, transpose, shares):
         outputs += (f"amax_{name}" if shares or transpose is not True else f"amax_{name}_t",)
-    return Step(Quantize(cast, transpose, shares), (name,), outputs)
+    return Step(Quantize(cast, transpose, shares), tuple(parts) or (name,), outputs)
 
 
 def shared(name: str, cast: Cast) -> str:
@@ -284,6 +290,53 @@ class SiluMul(Op):
         m, k = z.shape[0], z.shape[1] // 2
         outputs = [dense((m, k), self.cast.dtype), dense((m, 1), torch.float32)]
         return fused.silu_mul_plan(z, self.cast.power_of_two), outputs
+
+
+@dataclass(frozen=True)
+class SwiGLUGrad(Op):
+    """The gradient of z [m, 2 n], and h, from z and dh [m, n], where h = silu(gate) * up; only in native calls.
+
+    Both are quantized with a scale for each row: dz, its transpose, and that of h.
+    """
+
+    cast: Cast
+
+    def plan(self, dtype: torch.dtype, z: torch.Tensor, dh: torch.Tensor) -> tuple[Any, Sequence[Output]]:
+        m, n = dh.shape
+        outputs = []
+        for rows, columns in ((m, 2 * n), (2 * n, m), (n, m)):
+            outputs += [dense((rows, columns), self.cast.dtype), dense((rows, 1), torch.float32)]
+        partials = [dense(shape, torch.int32) for shape in kernels.swiglu_partial_shapes(m, n)]
+        return fused.swiglu_grad_plan(z, dh, self.cast.power_of_two), [*outputs, *partials]
+
+
+@dataclass(frozen=True)
+class Activation(Op):
+    """silu(gate) * up [..., n], in 16 bits; only in native calls."""
+
+    def plan(self, dtype: torch.dtype, gate: torch.Tensor, up: torch.Tensor) -> tuple[Any, Sequence[Output]]:
+        rows = rows_of(gate)
+        return fused.activation_plan(rows, rows_of(up)), [dense(rows.shape, dtype)]
+
+    def arguments(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+        return [rows_of(tensor) for tensor in tensors]
+
+
+@dataclass(frozen=True)
+class ActivationGrad(Op):
+    """The gradients of gate and up [..., n] in 16 bits, from dh, gate and up; only in native calls."""
+
+    order = (1, 2, 0, 3, 4)
+
+    def plan(
+        self, dtype: torch.dtype, dh: torch.Tensor, gate: torch.Tensor, up: torch.Tensor
+    ) -> tuple[Any, Sequence[Output]]:
+        rows = rows_of(gate)
+        return fused.activation_grad_plan(rows, rows_of(up), rows_of(dh)), [dense(rows.shape, dtype)] * 2
+
+    def arguments(self, dh: torch.Tensor, gate: torch.Tensor, *others: torch.Tensor) -> Sequence[torch.Tensor]:
+        up, *outputs = others
+        return [rows_of(tensor) for tensor in (gate, up, dh, *outputs)]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from stoneware.errors import quoted
-from stoneware.nn import frozen_linear, steps
+from stoneware.nn import frozen_linear, steps, trained_swiglu
 from stoneware.nn.arguments import autocast_dtype, has_hooks, is_distributed
 from stoneware.nn.inference import Float8InferenceLinear
 from stoneware.nn.linear import Float8Linear, Linear
@@ -78,17 +78,31 @@ class SwiGLU(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate_up, down = self.gate_up_proj, self.down_proj
         if (
-            not isinstance(gate_up, Float8InferenceLinear)
-            or not isinstance(down, Float8InferenceLinear)
-            or not gate_up.recipe == down.recipe == ONE_CALL
+            type(gate_up) is not type(down)
+            or not isinstance(gate_up, (Linear, Float8InferenceLinear))
+            or gate_up.recipe != down.recipe
             or torch.compiler.is_dynamo_compiling()
-            or autocast_dtype(x) is not None
             or has_hooks(gate_up)
             or has_hooks(down)
         ):
-            return down(silu_mul(gate_up(x)))
-        weights = [layer._parameters[name] for layer in (gate_up, down) for name in _PARAMETERS]
-        return frozen(False)(x, *weights)
+            return self._by_layers(x)
+        parameters: list[dict[str, Any]] = [gate_up._parameters, down._parameters]
+        if isinstance(gate_up, Linear):
+            weights = [own.get("weight") for own in parameters]
+            if (
+                any(weight is None for weight in weights)
+                or gate_up.fuse_wgrad_accumulation
+                or down.fuse_wgrad_accumulation
+            ):
+                return self._by_layers(x)
+            return trained_swiglu.call(x, weights[0], None, weights[1], None, gate_up.recipe)
+        if gate_up.recipe != ONE_CALL or autocast_dtype(x) is not None:
+            return self._by_layers(x)
+        return frozen(False)(x, *(own[name] for own in parameters for name in _PARAMETERS))
+
+    def _by_layers(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.down_proj(silu_mul(self.gate_up_proj(x)))
+        return y
 
 
 @functools.cache

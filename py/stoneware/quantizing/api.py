@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -87,7 +87,7 @@ def _call(num_results: int, has_partial: bool) -> Any:
     outs = range(1, 1 + num_outputs)
 
     def make(x: object, *arguments: Any) -> tuple[Any, ...]:
-        plan, outputs = make_plan(x, *arguments[num_outputs:])
+        plan, outputs = make_plan([x], *arguments[num_outputs:])
         return plan, True, x.device, outputs  # type: ignore[attr-defined]  # it was checked
 
     def slow(x: object, *arguments: Any) -> tuple[torch.Tensor, ...]:
@@ -128,7 +128,7 @@ def _call_with_amax() -> Any:
         plan: Any = functools.partial(_run_with_amax, dtype, power_of_two)
         is_dense = tensor.stride(1) == 1 or tensor.shape[1] <= 1
         if tensor.numel() and is_dense and kernels.why_not(tensor, "tensor", name, False, device) is None:
-            plan = kernels.plan(tensor, "tensor", False, name, power_of_two, device, is_amax_given=True)
+            plan = kernels.plan([tensor], "tensor", False, name, power_of_two, device, is_amax_given=True)
         outputs = native_call.dense(tensor.shape, dtype), native_call.dense((1,), torch.float32)
         return plan, True, tensor.device, outputs
 
@@ -155,15 +155,26 @@ def _run_with_amax(
 
 
 def make_plan(
-    x: object, scales: str, transpose: bool | str, dtype: torch.dtype, power_of_two: bool, *, shares: bool = False
+    parts: Sequence[object],
+    scales: str,
+    transpose: bool | str,
+    dtype: torch.dtype,
+    power_of_two: bool,
+    *,
+    shares: bool = False,
 ) -> tuple[Any, tuple[native_call.Output, ...]]:
     """The plan of a call, and what it writes; the last output is for partial results if `kernels.has_partial`.
 
     With `shares`, a reduction of x is among the outputs, even if it is an input (`kernels.plan`).
+
+    Args:
+      parts: x, or the matrices whose rows it has, one after the other; several need "row" scales and `shares`.
+      scales, transpose, dtype, power_of_two: see `quantize`.
     """
-    tensor = _check(x, scales, transpose, dtype)
-    device = tensor_checks.check_one_device([("x", tensor)])
-    m, k = tensor.shape
+    tensors = [_check(part, scales, transpose, dtype) for part in parts]
+    device = tensor_checks.check_one_device([("x", tensor) for tensor in tensors])
+    rows, k = [len(tensor) for tensor in tensors], tensors[0].shape[1]
+    m, name = sum(rows), DTYPE_NAMES[dtype]
     outputs: list[native_call.Output] = []
     if transpose is not True:
         outputs += [((m, k), (k or 1, 1), dtype), (*dense_shape(scales, m, k), torch.float32)]
@@ -171,30 +182,35 @@ def make_plan(
         outputs += [((k, m), (m or 1, 1), dtype)]
     if transpose is not False or (shares and scales == "row"):
         outputs += [(*dense_shape(scales, k, m), torch.float32)]
-    name = DTYPE_NAMES[dtype]
-    is_dense = tensor.stride(1) == 1 or k <= 1
+
+    def fits(tensor: torch.Tensor) -> bool:
+        is_dense = tensor.numel() > 0 and (tensor.stride(1) == 1 or k <= 1)
+        return is_dense and kernels.why_not(tensor, scales, name, transpose is not False, device) is None
+
     plan: Any
     partial: Any = (0,), (1,)
-    if tensor.numel() and is_dense and kernels.why_not(tensor, scales, name, transpose is not False, device) is None:
-        plan = kernels.plan(tensor, scales, transpose, name, power_of_two, device, shares=shares)
-        partial = kernels.partial_shape(m, k, scales)
+    if kernels.why_not_joined(tensors, device) is None if len(tensors) > 1 else fits(tensors[0]):
+        plan = kernels.plan(tensors, scales, transpose, name, power_of_two, device, shares=shares)
+        partial = kernels.partial_shape(rows, k, scales)
     else:
-        plan = functools.partial(_run_reference, scales, transpose, dtype, power_of_two, shares)
+        plan = functools.partial(_run_reference, len(tensors), scales, transpose, dtype, power_of_two, shares)
     if kernels.has_partial(scales, transpose, shares):
         outputs.append((*partial, torch.int32))
     return plan, tuple(outputs)
 
 
 def _run_reference(
+    num_parts: int,
     scales: str,
     transpose: bool | str,
     dtype: torch.dtype,
     power_of_two: bool,
     shares: bool,
-    x: torch.Tensor,
-    *outputs: torch.Tensor,
+    *tensors: torch.Tensor,
 ) -> None:
     """The plan where no kernel runs: plain torch."""
+    outputs = tensors[num_parts:]
+    x = tensors[0] if num_parts == 1 else torch.cat(tensors[:num_parts])
     results: list[torch.Tensor] = []
     if transpose is not True:
         results += reference.quantize(x, scales, dtype, power_of_two)
@@ -216,7 +232,7 @@ def _slow(
     if tensor_checks.is_traced([tensor]):
         return _traced(tensor, scales, transpose, dtype, power_of_two)
     tensor = tensor.resolve_neg()
-    plan, outputs = make_plan(tensor, scales, transpose, dtype, power_of_two)
+    plan, outputs = make_plan([tensor], scales, transpose, dtype, power_of_two)
     results = tuple(native_call.empty(output, tensor.device) for output in outputs)
     plan(tensor, *results)
     return results

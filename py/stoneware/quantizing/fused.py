@@ -1,8 +1,8 @@
-"""Plans that quantize what they compute: rows of silu(gate) * up, of a norm, and of a gradient times the scales
-of a weight; and the transpose of fp8 values.
+"""Plans that quantize what they compute: rows of silu(gate) * up, of a norm, of a gradient times the scales of a
+weight, and the gradients of silu(gate) * up; these without quantizing; and the transpose of fp8 values.
 
-The first two write the values of torch in x's dtype, and the same in fp8 with a scale for each row, like
-`sw.quantize`. Each plan is a kernel, or plain torch where no kernel runs.
+They round to the dtype of their inputs where torch does, and then to fp8 with a scale for each row, like
+`sw.quantize`. Each plan is one or several kernels, or plain torch where no kernel runs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 
 from stoneware.ops import tensor_checks
 from stoneware.quantizing import kernels, reference
+from stoneware.runtime.device import Device
 
 _DTYPE = torch.float8_e4m3fn
 
@@ -36,6 +37,80 @@ def silu_mul(z: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up [..., k] in torch, from z [..., 2 k]: gate, then up."""
     gate, up = z.chunk(2, -1)
     return torch.nn.functional.silu(gate) * up
+
+
+def activation_plan(gate: torch.Tensor, up: torch.Tensor) -> Any:
+    """plan(gate, up, h): h = silu(gate) * up, each of the two rounded.
+
+    Args:
+      gate, up: [m, n] of one dtype, like those of the calls.
+    """
+    device = tensor_checks.check_one_device([("gate", gate), ("up", up)])
+    if gate.stride() == up.stride() and _has_kernels(device, gate, up):
+        return kernels.silu_mul_plan(gate, device)
+
+    def run(gate: torch.Tensor, up: torch.Tensor, h: torch.Tensor) -> None:
+        h.copy_(torch.nn.functional.silu(gate) * up)
+
+    return run
+
+
+def activation_grad_plan(gate: torch.Tensor, up: torch.Tensor, dh: torch.Tensor) -> Any:
+    """plan(gate, up, dh, dgate, dup): the gradients of silu(gate) * up.
+
+    Args:
+      gate, up, dh: [m, n] of one dtype, like those of the calls.
+    """
+    device = tensor_checks.check_one_device([("gate", gate), ("up", up), ("dh", dh)])
+    if gate.stride() == up.stride() and dh.is_contiguous() and _has_kernels(device, gate, up, dh):
+        return kernels.silu_mul_grad_plan(gate, device)
+
+    def run(gate: torch.Tensor, up: torch.Tensor, dh: torch.Tensor, dgate: torch.Tensor, dup: torch.Tensor) -> None:
+        for output, gradient in zip((dgate, dup), _activation_grad(gate, up, dh)):
+            output.copy_(gradient)
+
+    return run
+
+
+def _activation_grad(gate: torch.Tensor, up: torch.Tensor, dh: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.ops.aten.silu_backward(dh * up, gate), dh * torch.nn.functional.silu(gate)
+
+
+def swiglu_grad_plan(z: torch.Tensor, dh: torch.Tensor, power_of_two: bool) -> Any:
+    """plan(z, dh, dz8, scale, dzt8, scale_t, ht8, scale_h, *partials): the gradient of z, and h, with
+    h = silu(z[:, :n]) * z[:, n:].
+
+    Args:
+      z, dh: [m, 2 n] and [m, n], dense, like those of the calls.
+
+    The outputs are [m, 2 n], [2 n, m] and [n, m] in e4m3 with scales of their rows [..., 1]; `partials` have the
+    shapes `kernels.swiglu_partial_shapes`, int32.
+    """
+    device = tensor_checks.check_one_device([("z", z), ("dh", dh)])
+    n = dh.shape[1]
+    is_dense = z.is_contiguous() and dh.is_contiguous() and len(z) % kernels.MULTIPLE == 0
+    if is_dense and _has_kernels(device, z, dh):
+        return kernels.swiglu_grad_plan(z, power_of_two, device)
+
+    def run(z: torch.Tensor, dh: torch.Tensor, *outputs: torch.Tensor) -> None:
+        gate, up = z[:, :n], z[:, n:]
+        dz = torch.cat(_activation_grad(gate, up, dh), 1)
+        for position, values in enumerate((dz, dz.t(), (torch.nn.functional.silu(gate) * up).t())):
+            _store(values, power_of_two, *outputs[2 * position : 2 * position + 2])
+
+    return run
+
+
+def _has_kernels(device: Device, *tensors: torch.Tensor) -> bool:
+    """Whether kernels take these matrices in 16 bits."""
+    return all(
+        tensor.numel() > 0
+        and tensor.dtype == tensors[0].dtype
+        and tensor.stride(1) == 1
+        and tensor.shape[1] % kernels.MULTIPLE == 0
+        and kernels.why_not(tensor, "row", "e4m3", False, device) is None
+        for tensor in tensors
+    )
 
 
 def rms_norm_plan(x: torch.Tensor, weight: torch.Tensor, epsilon: float, power_of_two: bool) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stoneware.kernels import aot_kernels, built_matmuls, manifest
@@ -42,6 +42,15 @@ _TILE_ROWS = {"matrix": 64, "column": 64, "run": BLOCK, "tile": BLOCK}
 _AMAX_TILE = (8, 512)
 """(rows, columns) that a program of reduce_amax reads at a time; as in BUILD.bazel."""
 
+_ACTIVATION_TILE = (8, 256)
+"""(rows, columns) of a tile of silu_mul_tiles and silu_mul_grad; as in BUILD.bazel."""
+
+_SWIGLU_ROWS = {"swiglu_amax": 16, "swiglu_grad": 32}
+"""Rows of a tile, by kernel; as in BUILD.bazel."""
+
+_SWIGLU_PROGRAMS = 1024
+"""The most programs of swiglu_amax: enough to fill a GPU, and few partial results of columns."""
+
 _UNITS = {"tensor": "matrix", "row": "column", "block": "run", "block_2d": "tile"}
 """scales -> the unit that shares a scale, in the kernels' names; a row of the transpose is a column of x."""
 
@@ -76,7 +85,7 @@ def is_built(device: Device) -> bool:
 
 
 def plan(
-    x: torch.Tensor,
+    parts: Sequence[torch.Tensor],
     scales: str,
     transpose: bool | str,
     dtype: str,
@@ -86,11 +95,12 @@ def plan(
     shares: bool = False,
     is_amax_given: bool = False,
 ) -> Any:
-    """The plan for calls like this one; takes x, the outputs of `sw.quantize`, and partial results if
+    """The plan for calls like this one; takes the parts of x, the outputs of `sw.quantize`, and partial results if
     `has_partial`.
 
     Args:
-      x, scales, transpose, dtype, power_of_two, device: of the call.
+      parts: x, or the matrices whose rows it has, one after the other (`why_not_joined`).
+      scales, transpose, dtype, power_of_two, device: of the call.
       shares: whether two calls share a reduction of the same x: the partial results of the matrix, or the scales
         of columns. The first, without the transpose, writes them; scales of columns are its third output. The
         second, with the transpose, reads them.
@@ -102,14 +112,13 @@ def plan(
     """
     arch = aot_kernels.built_for(OP, device.compute_capability)
     assert arch is not None  # `why_not` asked
-    m, k = x.shape
-    ldx = _ldx(x)
-    in_dtype, pow2 = _name(x), int(power_of_two)
+    m, k = sum(part.shape[0] for part in parts), parts[0].shape[1]
+    in_dtype, pow2 = _name(parts[0]), int(power_of_two)
     plain, transposed = transpose is not True, transpose is not False
     writes, reads = shares and not transposed, shares and not plain
-    # Tensor 0 is x; then the outputs; partial results are the last.
-    addresses = iter([("address", position) for position in range(6)])
-    source, absent = next(addresses), ("address", 1)
+    # First the parts; then the outputs; partial results are the last.
+    addresses = iter([("address", position) for position in range(len(parts) + 5)])
+    sources, absent = [next(addresses) for _ in parts], ("address", len(parts))
     x8, scale = (next(addresses), next(addresses)) if plain else (absent, absent)
     xt8 = next(addresses) if transposed else absent
     unit = _UNITS[scales]
@@ -126,28 +135,52 @@ def plan(
         steps.append((aot_kernels.load(id, len(arguments)), grid, arguments))
 
     block = next((block for block in ROW_BLOCKS if k <= block), None)
-    if unit == "column" and plain and finds_columns and block is not None:
-        num_partials, rows_per_block = _row_blocks(m, block)
-        arguments = [source, partial, x8, scale, m, k, ldx, rows_per_block, pow2]
-        add(f"rows_columns_{block}", (num_partials, 1, 1), arguments)
-    elif unit == "column" and plain:
-        add(f"rows_{block or 'loop'}", (m, 1, 1), [source, absent, x8, scale, m, k, ldx, pow2])
+    first = 0
+    for source, part in zip(sources, parts):
+        rows, ldx = part.shape[0], _ldx(part)
+        if unit == "column" and plain and finds_columns and block is not None:
+            num_blocks, rows_per_block = _row_blocks(rows, block)
+            arguments = [source, partial, x8, scale, rows, k, ldx, rows_per_block, first, num_partials, pow2]
+            add(f"rows_columns_{block}", (num_blocks, 1, 1), arguments)
+            num_partials += num_blocks
+        elif unit == "column" and plain:
+            add(f"rows_{block or 'loop'}", (rows, 1, 1), [source, absent, x8, scale, rows, k, ldx, pow2])
+        first += rows
     if (finds_columns or unit == "matrix") and not num_partials:
         blocks, rows_per_block = amax_blocks(m, k, unit)
         num_partials = blocks[0] * (blocks[1] if unit == "matrix" else 1)
         if not reads:
-            add(f"amax_{unit}", (blocks[0], blocks[1], 1), [source, partial, m, k, ldx, rows_per_block], "e4m3")
+            arguments = [sources[0], partial, m, k, _ldx(parts[0]), rows_per_block]
+            add(f"amax_{unit}", (blocks[0], blocks[1], 1), arguments, "e4m3")
     if finds_columns:
-        grid = (-(-k // _COLUMN_SCALES[1]), 1, 1)
-        add("column_scales", grid, [partial, scale_t, k, num_partials, pow2])
+        _add_column_scales(add, partial, scale_t, k, num_partials, pow2)
     if transposed or unit != "column":
-        arguments = [
-            source, partial if num_partials else absent, x8, scale, xt8, scale_t,
-            m, k, ldx, num_partials, pow2, int(plain),
-        ]  # fmt: skip
-        grid = (-(-m // _TILE_ROWS[unit]), -(-k // BLOCK), 1)
-        add(f"tiles_{unit}_t" if transposed else f"tiles_{unit}", grid, arguments)
+        first = 0
+        for source, part in zip(sources, parts):
+            rows = part.shape[0]
+            arguments = [
+                source, partial if num_partials else absent, x8, scale, xt8, scale_t,
+                rows, k, _ldx(part), m, first, num_partials, pow2, int(plain),
+            ]  # fmt: skip
+            grid = (-(-rows // _TILE_ROWS[unit]), -(-k // BLOCK), 1)
+            add(f"tiles_{unit}_t" if transposed else f"tiles_{unit}", grid, arguments)
+            first += rows
     return aot_kernels.plan(device, num_tensors + bool(num_partials), steps)
+
+
+def why_not_joined(parts: Sequence[torch.Tensor], device: Device) -> str | None:
+    """Why no kernels quantize these matrices [m, k] as one, with a scale for each row, or None.
+
+    The call without the transpose and the one with it share the scales of columns.
+    """
+    for part in parts:
+        if part.stride(1) != 1 or not part.numel():
+            return "each matrix must have elements and contiguous rows"
+        reason = why_not(part, "row", "e4m3", True, device)
+        if reason is not None:
+            return reason
+    k = parts[0].shape[1]
+    return None if k <= ROW_BLOCKS[-1] else f"k={k} must be at most {ROW_BLOCKS[-1]} for the kernels"
 
 
 def has_partial(scales: str, transpose: bool | str, shares: bool) -> bool:
@@ -175,6 +208,89 @@ def rows_plan(name: str, x: torch.Tensor, k: int, num_tensors: int, options: Seq
     return aot_kernels.plan(device, num_tensors, [(kernel, (x.shape[0], 1, 1), arguments)])
 
 
+def silu_mul_plan(gate: torch.Tensor, device: Device) -> Any:
+    """The plan for gate, up and h = silu(gate) * up, [m, n] in 16 bits; h is dense.
+
+    Args:
+      gate: like that of the calls; up has its strides.
+
+    Raises:
+      UnsupportedError, TableError: the kernel cannot be loaded.
+    """
+    m, n = gate.shape
+    arguments = [*[("address", position) for position in range(3)], m, n, _ldx(gate)]
+    return _tiles_plan("silu_mul_tiles", gate, 3, arguments, device)
+
+
+def silu_mul_grad_plan(gate: torch.Tensor, device: Device) -> Any:
+    """The plan for gate, up, dh and the gradients of gate and up, [m, n] in 16 bits; all but gate and up are dense.
+
+    Args:
+      gate: like that of the calls; up has its strides.
+
+    Raises:
+      UnsupportedError, TableError: the kernel cannot be loaded.
+      BackwardNotBuiltError: this installation excludes these kernels.
+    """
+    m, n = gate.shape
+    arguments = [*[("address", position) for position in range(5)], m, n, _ldx(gate)]
+    return _tiles_plan("silu_mul_grad", gate, 5, arguments, device)
+
+
+def _tiles_plan(variant: str, x: torch.Tensor, num_tensors: int, arguments: list[Any], device: Device) -> Any:
+    m, n = x.shape
+    rows, columns = _ACTIVATION_TILE
+    kernel = _kernel(variant, _name(x), arguments, device, _name(x))
+    return aot_kernels.plan(device, num_tensors, [(kernel, (-(-n // columns), -(-m // rows), 1), arguments)])
+
+
+def swiglu_grad_plan(z: torch.Tensor, power_of_two: bool, device: Device) -> Any:
+    """The plan of `fused.swiglu_grad_plan`, of which z is.
+
+    Raises:
+      UnsupportedError, TableError: a kernel cannot be loaded.
+      BackwardNotBuiltError: this installation excludes these kernels.
+    """
+    m, n = z.shape[0], z.shape[1] // 2
+    z_at, dh, dz8, scale, dzt8, scale_t, ht8, scale_h, of_rows, of_columns, of_h = (
+        ("address", position) for position in range(11)
+    )
+    steps: list[Any] = []
+
+    def add(variant: str, grid: tuple[int, int, int], arguments: list[Any], in_dtype: str = _name(z)) -> None:
+        steps.append((_kernel(variant, in_dtype, arguments, device), grid, arguments))
+
+    tiles = -(-n // BLOCK)
+    num_blocks, rows_per_block = _swiglu_blocks(m, tiles)
+    add("swiglu_amax", (tiles, num_blocks, 1), [z_at, dh, of_rows, of_columns, of_h, m, n, rows_per_block])
+    _add_column_scales(add, of_rows, scale, m, tiles, int(power_of_two))
+    _add_column_scales(add, of_columns, scale_t, 2 * n, num_blocks, int(power_of_two))
+    _add_column_scales(add, of_h, scale_h, n, num_blocks, int(power_of_two))
+    grid = (-(-m // _SWIGLU_ROWS["swiglu_grad"]), tiles, 1)
+    add("swiglu_grad", grid, [z_at, dh, scale, scale_t, scale_h, dz8, dzt8, ht8, m, n])
+    return aot_kernels.plan(device, 11, steps)
+
+
+def swiglu_partial_shapes(m: int, n: int) -> tuple[tuple[int, int], ...]:
+    """Shapes of the partial results of `swiglu_grad_plan`: of the rows of dz, and of the columns of dz and h."""
+    tiles = -(-n // BLOCK)
+    num_blocks, _ = _swiglu_blocks(m, tiles)
+    return (tiles, m), (num_blocks, 2 * n), (num_blocks, n)
+
+
+def _swiglu_blocks(m: int, tiles: int) -> tuple[int, int]:
+    """The blocks of rows of swiglu_amax, and the rows of a block."""
+    most, at_once = max(1, _SWIGLU_PROGRAMS // tiles), _SWIGLU_ROWS["swiglu_amax"]
+    rows_per_block = -(-m // (most * at_once)) * at_once
+    return -(-m // rows_per_block), rows_per_block
+
+
+def _add_column_scales(
+    add: Callable[..., None], partial: Any, scales: Any, k: int, num_partials: int, power_of_two: int
+) -> None:
+    add("column_scales", (-(-k // _COLUMN_SCALES[1]), 1, 1), [partial, scales, k, num_partials, power_of_two])
+
+
 def transpose_plan(x8: torch.Tensor, device: Device) -> Any:
     """The plan for x8 [m, k], dense fp8, and the outputs x8.t(), dense, and ones [k, 1].
 
@@ -188,11 +304,11 @@ def transpose_plan(x8: torch.Tensor, device: Device) -> Any:
     return aot_kernels.plan(device, 3, [(kernel, (-(-m // BLOCK), -(-k // BLOCK), 1), arguments)])
 
 
-def _kernel(variant: str, in_dtype: str, arguments: list[Any], device: Device) -> Any:
+def _kernel(variant: str, in_dtype: str, arguments: list[Any], device: Device, out_dtype: str = "e4m3") -> Any:
     arch = aot_kernels.built_for(OP, device.compute_capability)
     assert arch is not None  # `why_not` asked
-    id = _id(arch, variant, in_dtype, "e4m3")
-    built_matmuls.check_kernel(id, f"the gradient of a matmul with a frozen weight ({variant})")
+    id = _id(arch, variant, in_dtype, out_dtype)
+    built_matmuls.check_kernel(id, f"a gradient ({variant})")
     return aot_kernels.load(id, len(arguments))
 
 
@@ -209,13 +325,18 @@ def amax_blocks(m: int, k: int, unit: str) -> tuple[tuple[int, int], int]:
     return (-(-m // rows_per_block), num_columns), rows_per_block
 
 
-def partial_shape(m: int, k: int, scales: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides of the partial results of a call that has some."""
+def partial_shape(rows: Sequence[int], k: int, scales: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of the partial results of a call that has some.
+
+    Args:
+      rows: of each part.
+    """
+    m = sum(rows)
     if scales == "tensor":
-        (rows, columns), _ = amax_blocks(m, k, "matrix")
-        return (rows * columns,), (1,)
+        (num_blocks, num_columns), _ = amax_blocks(m, k, "matrix")
+        return (num_blocks * num_columns,), (1,)
     num_partials = [amax_blocks(m, k, "column")[0][0]]
-    num_partials += [_row_blocks(m, block)[0] for block in ROW_BLOCKS if k <= block]
+    num_partials += [sum(_row_blocks(part, block)[0] for part in rows) for block in ROW_BLOCKS if k <= block]
     return (max(num_partials) * k,), (1,)
 
 

@@ -17,6 +17,14 @@ transpose), the whole matrix, 1 x 128 elements along a row, 128 x 1 along a colu
     quantize_tiles   grid: (tiles of rows, tiles of 128 columns); a tile is read once and written in
                      both orientations. Units that are larger than a tile take the results of those before
 
+Those of a gated feed-forward h = silu(gate) * up that trains, in tiles of rows and of columns:
+
+    silu_mul_tiles   h in 16 bits
+    silu_mul_grad    the gradients of gate and up in 16 bits
+    swiglu_amax      grid: (tiles of 128 columns, blocks of rows); the largest magnitudes of these gradients and of h,
+                     as partial results for their rows and columns
+    swiglu_grad      the gradients in fp8 in both orientations, and h transposed, computed again from gate and up
+
 Each is bound by memory; what makes them fast is that x is read once where its units allow it, and that a loop
 loads what comes next while it works.
 
@@ -172,11 +180,14 @@ def reduce_amax(
 
 @triton.jit
 def quantize_rows_columns(
-    x, partial, x8, scales, m, k, ldx, rows_per_block, power_of_two,
+    x, partial, x8, scales, m, k, ldx, rows_per_block, first, first_partial, power_of_two,
     MAX: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """quantize_rows for ROWS rows at a time, each of which fits BLOCK, and partial[block of rows, k] of their
-    columns, as bits."""
+    columns, as bits. x is part of a larger matrix: its results begin at row `first`, and at `first_partial`."""
+    x8 += first.to(tl.int64) * k
+    scales += first
+    partial += first_partial * k
     columns = tl.arange(0, BLOCK)
     rows = tl.program_id(0) * rows_per_block + tl.arange(0, ROWS)
     end = tl.minimum(m, (tl.program_id(0) + 1) * rows_per_block)
@@ -211,7 +222,7 @@ def column_scales(
 
 @triton.jit
 def quantize_tiles(
-    x, partial, x8, scales, xt8, scales_t, m, k, ldx, num_partials, power_of_two, writes,
+    x, partial, x8, scales, xt8, scales_t, m, k, ldx, ldt, first, num_partials, power_of_two, writes,
     MAX: tl.constexpr, UNIT: tl.constexpr, TRANSPOSES: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, PARTIALS: tl.constexpr,
 ):  # fmt: skip
@@ -219,7 +230,7 @@ def quantize_tiles(
 
     scales: [1], none, [m, ceil(k / TILE)] column-major, or [ceil(m / TILE), ceil(k / TILE)]; scales_t,
     those of the transpose: [1], [k] (column_scales wrote them), [k, ceil(m / TILE)] column-major, or the
-    transpose of scales.
+    transpose of scales. xt8 has the leading dimension ldt, and x is its part from column `first` on.
     """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -262,5 +273,117 @@ def quantize_tiles(
         if writes != 0:
             tl.store(x8 + rows.to(tl.int64)[:, None] * k + columns[None, :], plain.to(dtype), mask=mask)
     if TRANSPOSES:
-        at = xt8 + columns.to(tl.int64)[:, None] * m + rows[None, :]
+        at = xt8 + first + columns.to(tl.int64)[:, None] * ldt + rows[None, :]
         tl.store(at, tl.trans(other.to(dtype)), mask=(columns < k)[:, None] & (rows < m)[None, :])
+
+
+@triton.jit
+def _load_tile(x, rows, columns, ldx, mask):
+    return tl.load(x + rows.to(tl.int64)[:, None] * ldx + columns[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _store_tile(y, rows, columns, ldy, values, mask):
+    tl.store(y + rows.to(tl.int64)[:, None] * ldy + columns[None, :], values.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def silu_mul_tiles(gate, up, h, m, n, ldz, ROWS: tl.constexpr, TILE: tl.constexpr):
+    """h [m, n], dense, of gate and up [m, n] with the leading dimension ldz. grid: (tiles of n, tiles of m)."""
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    mask = (rows < m)[:, None] & (columns < n)[None, :]
+    at = rows.to(tl.int64)[:, None] * ldz + columns[None, :]
+    _store_tile(h, rows, columns, n, _silu_mul(gate + at, up + at, mask), mask)
+
+
+@triton.jit
+def _silu_mul_grad(gate, up, dh):
+    """The gradients of gate and up, and h, rounded where torch rounds in 16 bits."""
+    dtype = gate.dtype
+    wide, up_wide, dh_wide = gate.to(tl.float32), up.to(tl.float32), dh.to(tl.float32)
+    sigmoid = 1.0 / (1.0 + tl.exp(-wide))
+    silu = (wide * sigmoid).to(dtype).to(tl.float32)
+    dsilu = (dh_wide * up_wide).to(dtype).to(tl.float32)
+    dgate = dsilu * sigmoid * (1.0 + wide * (1.0 - sigmoid))
+    return dgate.to(dtype), (dh_wide * silu).to(dtype), (silu * up_wide).to(dtype)
+
+
+@triton.jit
+def silu_mul_grad(gate, up, dh, dgate, dup, m, n, ldz, ROWS: tl.constexpr, TILE: tl.constexpr):
+    """dgate and dup [m, n], dense like dh; gate and up have the leading dimension ldz. The grid is that of
+    silu_mul_tiles."""
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    mask = (rows < m)[:, None] & (columns < n)[None, :]
+    of_gate, of_up, _ = _silu_mul_grad(
+        _load_tile(gate, rows, columns, ldz, mask),
+        _load_tile(up, rows, columns, ldz, mask),
+        _load_tile(dh, rows, columns, n, mask),
+    )
+    _store_tile(dgate, rows, columns, n, of_gate, mask)
+    _store_tile(dup, rows, columns, n, of_up, mask)
+
+
+@triton.jit
+def swiglu_amax(z, dh, of_rows, of_columns, of_h, m, n, rows_per_block, ROWS: tl.constexpr, TILE: tl.constexpr):
+    """of_rows [tiles of n, m] and of_columns [blocks of rows, 2 n] of dz, and of_h [blocks of rows, n], as bits.
+
+    z and dz are [m, 2 n]: gate, then up.
+    """
+    columns = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    first = tl.program_id(1) * rows_per_block + tl.arange(0, ROWS)
+    end = tl.minimum(m, (tl.program_id(1) + 1) * rows_per_block)
+    of_rows += tl.program_id(0) * m
+    largest_gate = tl.zeros([ROWS, TILE], tl.int32)
+    largest_up = tl.zeros([ROWS, TILE], tl.int32)
+    largest_h = tl.zeros([ROWS, TILE], tl.int32)
+    for step in range(0, rows_per_block, ROWS):
+        rows = first + step
+        mask = (rows < end)[:, None] & (columns < n)[None, :]
+        gate = _load_tile(z, rows, columns, 2 * n, mask)
+        dgate, dup, h = _silu_mul_grad(
+            gate, _load_tile(z + n, rows, columns, 2 * n, mask), _load_tile(dh, rows, columns, n, mask)
+        )
+        dgate_bits, dup_bits = _bits(dgate), _bits(dup)
+        largest_gate = tl.maximum(largest_gate, dgate_bits)
+        largest_up = tl.maximum(largest_up, dup_bits)
+        largest_h = tl.maximum(largest_h, _bits(h))
+        tl.store(of_rows + rows, tl.max(tl.maximum(dgate_bits, dup_bits), axis=1), mask=rows < end)
+    of_columns += tl.program_id(1) * 2 * n
+    tl.store(of_columns + columns, tl.max(largest_gate, axis=0), mask=columns < n)
+    tl.store(of_columns + n + columns, tl.max(largest_up, axis=0), mask=columns < n)
+    tl.store(of_h + tl.program_id(1) * n + columns, tl.max(largest_h, axis=0), mask=columns < n)
+
+
+@triton.jit
+def _store_both(values, inverse_rows, x8, ldx, inverse_columns, xt8, ldt, rows, columns, mask):
+    wide = values.to(tl.float32)
+    _store_tile(x8, rows, columns, ldx, wide * inverse_rows[:, None], mask)
+    _store_transposed(wide, inverse_columns, xt8, ldt, rows, columns, mask)
+
+
+@triton.jit
+def _store_transposed(wide, inverse_columns, xt8, ldt, rows, columns, mask):
+    values8 = (wide * inverse_columns[None, :]).to(xt8.dtype.element_ty)
+    at = xt8 + columns.to(tl.int64)[:, None] * ldt + rows[None, :]
+    tl.store(at, tl.trans(values8), mask=tl.trans(mask))
+
+
+@triton.jit
+def swiglu_grad(z, dh, scales, scales_t, scales_h, dz8, dzt8, ht8, m, n, ROWS: tl.constexpr, TILE: tl.constexpr):
+    """dz8 [m, 2 n], its transpose dzt8, and ht8 [n, m], with scales of their rows. grid: (tiles of m, tiles of n)."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    mask = (rows < m)[:, None] & (columns < n)[None, :]
+    gate = _load_tile(z, rows, columns, 2 * n, mask)
+    dgate, dup, h = _silu_mul_grad(
+        gate, _load_tile(z + n, rows, columns, 2 * n, mask), _load_tile(dh, rows, columns, n, mask)
+    )
+    of_rows = tl.div_rn(1.0, tl.load(scales + rows, mask=rows < m, other=1.0))
+    of_gate = tl.div_rn(1.0, tl.load(scales_t + columns, mask=columns < n, other=1.0))
+    of_up = tl.div_rn(1.0, tl.load(scales_t + n + columns, mask=columns < n, other=1.0))
+    of_h = tl.div_rn(1.0, tl.load(scales_h + columns, mask=columns < n, other=1.0))
+    _store_both(dgate, of_rows, dz8, 2 * n, of_gate, dzt8, m, rows, columns, mask)
+    _store_both(dup, of_rows, dz8 + n, 2 * n, of_up, dzt8 + n.to(tl.int64) * m, m, rows, columns, mask)
+    _store_transposed(h.to(tl.float32), of_h, ht8, m, rows, columns, mask)

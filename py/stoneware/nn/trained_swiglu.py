@@ -1,0 +1,272 @@
+"""The gated feed-forward that trains, down(silu(gate(x)) * up(x)), as one node of autograd with rowwise fp8.
+
+    forward    x, gate, up, down     -> z = x @ [gate; up]^T -> h in fp8 -> y
+    backward   dy, all of these, z   -> dh -> dz in fp8 -> dx, [dgate; dup], ddown
+
+gate and up are quantized into one operand, so each direction has one matmul for both, and x is quantized once. h exists
+in fp8 alone: backward computes it again from z while it computes dz. The recipes that have no kernels for this run the
+layers one by one, with the activation and its gradient as a kernel each.
+
+    call               a call of any kind; what runs is decided once for each kind
+    activation         silu(gate) * up in 16 bits
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from stoneware.nn import steps, trained_linear
+from stoneware.nn.arguments import BITS_16, autocast_dtype, check, is_distributed
+from stoneware.nn.gathered_weight import GatheredWeight
+from stoneware.nn.recipes import RECIPES, UNIT, check_is_built, why_not
+from stoneware.nn.steps import Step, Steps
+from stoneware.ops import native_call, tensor_checks
+from stoneware.quantizing import kernels
+from stoneware.quantizing.fused import silu_mul
+from stoneware.tuning import policy
+
+ONE_NODE = "rowwise"
+"""The recipe whose feed-forward is one node."""
+
+
+def _steps(is_joined: bool) -> tuple[Steps, Steps]:
+    """Forward and backward.
+
+    Args:
+      is_joined: whether gate and up are the rows of one weight.
+    """
+    cast = RECIPES[ONE_NODE].forward[0]
+    gate_up: tuple[str, ...] = ("gate_up",) if is_joined else ("gate", "up")
+    weights = (*gate_up, "down")
+
+    def quantize(name: str, **options: Any) -> Step:
+        return steps.quantize(name, cast, shares=True, parts=gate_up if name == "gate_up" else (), **options)
+
+    forward = (
+        quantize("x"),
+        quantize("gate_up"),
+        steps.scaled_mm("x", "gate_up", "z"),
+        Step(steps.SiluMul(cast), ("z",), ("h8", "scale_h")),
+        quantize("down"),
+        steps.scaled_mm("h", "down", "y"),
+    )
+    saved = ("z", *(steps.shared(name, cast) for name in ("x", "gate_up", "down")))
+    gradients = ("dz8", "scale_dz", "dz_t8", "scale_dz_t", "h_t8", "scale_h_t", "amax_dz", "amax_dz_t", "amax_h_t")
+
+    def multiply(a: str, b: str, result: str) -> Step:
+        return steps.scaled_mm(a, b, result, use_fast_accum=False)
+
+    backward = (
+        steps.quantize("dy", cast, transpose="both"),
+        quantize("down", transpose=True),
+        multiply("dy", "down_t", "dh"),
+        Step(steps.SwiGLUGrad(cast), ("z", "dh"), gradients),
+        multiply("dy_t", "h_t", "ddown"),
+        quantize("x", transpose=True),
+        multiply("dz_t", "x_t", "dgate_up"),
+        quantize("gate_up", transpose=True),
+        multiply("dz", "gate_up_t", "dx"),
+    )
+    return (
+        Steps(("x", *weights), ("y", *saved), forward, rows=("y",)),
+        Steps(("dy", "x", *weights, *saved), ("dx", "dgate_up", "ddown"), backward, rows=("dx",)),
+    )
+
+
+class _Kind(NamedTuple):
+    """What is known of a kind of call before it is made.
+
+    Attributes:
+      state: `policy.state()` of the call.
+      num_gate: rows of gate; None if gate and up are one weight.
+      needs_x: whether x needs a gradient.
+      forward: call(x, *weights) -> (y, *saved).
+      backward: call(dy, x, *weights, *saved) -> (dx, dgate_up, ddown).
+    """
+
+    state: Any
+    num_gate: int | None
+    needs_x: bool
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, kind: _Kind, x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor
+        y, *saved = policy.run_in(None, kind.forward, x, *weights)
+        ctx.kind = kind
+        ctx.save_for_backward(x, *weights, *saved)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        gradients: Any = once_differentiable(_gradients) if torch.is_grad_enabled() else _gradients
+        results: tuple[torch.Tensor | None, ...] = policy.run_in(ctx.kind.state, gradients, ctx, dy)
+        return results
+
+
+# torch.autograd.Function.apply without its checks for torch.func, whose calls never come here.
+_apply = super(torch.autograd.Function, _SwiGLU).apply
+
+
+def _gradients(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    kind = ctx.kind
+    dx, dgate_up, ddown = kind.backward(dy.contiguous(), *ctx.saved_tensors)
+    of_weights = (dgate_up,) if kind.num_gate is None else (dgate_up[: kind.num_gate], dgate_up[kind.num_gate :])
+    return None, dx if kind.needs_x else None, *of_weights, ddown
+
+
+@functools.cache
+def _native(is_joined: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def run(layer: Steps) -> Callable[..., Any]:
+        # Unusual calls never come here.
+        return steps.native_call(layer, lambda *tensors: tuple(layer.run(*tensors)))
+
+    forward, backward = _steps(is_joined)
+    return run(forward), run(backward)
+
+
+def _make(
+    x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor | None, down: torch.Tensor, y: None, recipe: str
+) -> tuple[Any, ...]:
+    """The plan of `call`; see `native_call.build`."""
+    weights = [weight for weight in (gate, up, down) if weight is not None]
+    for weight in weights[:-1]:
+        check(x, weight, (x.dtype,))
+    function: Callable[..., Any]
+    positions: tuple[int, ...] = (0, 1, 2, 3)
+    if not _is_one_node(recipe, x, weights):
+        function = functools.partial(_by_layers, trained_linear.call, activation, recipe)
+    else:
+        check_is_built(recipe, x.dtype, x.requires_grad, True, False)
+        num_gate = None if up is None else len(gate)
+        kind = _Kind(policy.state(), num_gate, x.requires_grad, *_native(up is None))
+        function = functools.partial(_apply, kind)
+        positions = (0, 1, 3) if up is None else positions
+    output = native_call.dense((*x.shape[:-1], len(down)), x.dtype)
+    return native_call.Direct((function, positions)), native_call.is_kept(), x.device, (output,)
+
+
+def _is_one_node(recipe: str, x: torch.Tensor, weights: list[torch.Tensor]) -> bool:
+    m = x.numel() // x.shape[-1]
+    if recipe != ONE_NODE or x.dtype not in BITS_16 or not m or m % UNIT or not torch.is_grad_enabled():
+        return False
+    if not all(weight.requires_grad and why_not(recipe, *weight.shape) is None for weight in weights):
+        return False
+    device = tensor_checks.check_one_device([("x", x)])
+    return device.kind == "cpu" or all(kernels.why_not_joined([weight], device) is None for weight in weights)
+
+
+def _by_layers(
+    linear: Callable[..., torch.Tensor],
+    activate: Callable[..., torch.Tensor],
+    recipe: str,
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    up: torch.Tensor | None,
+    down: torch.Tensor,
+) -> torch.Tensor:
+    """The layers one by one, with `trained_linear.call` and `activation`, or functions like these."""
+
+    def layer(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return linear(x, weight, None, None, recipe)
+
+    h = silu_mul(layer(x, gate)) if up is None else activate(layer(x, gate), layer(x, up))
+    return layer(h, down)
+
+
+def _general(
+    x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor | None, down: torch.Tensor, y: None, recipe: str
+) -> torch.Tensor:
+    weights = [weight for weight in (gate, up, down) if weight is not None]
+    dtype = autocast_dtype(x)
+    is_plain = not any(isinstance(weight, GatheredWeight) or is_distributed(weight) for weight in weights)
+    if dtype is not None and is_plain and not torch.compiler.is_dynamo_compiling():
+        up = None if up is None else up.to(dtype)
+        return _call_cast(x.to(dtype), gate.to(dtype), up, down.to(dtype), None, recipe)
+    return _layers(x, gate, up, down, None, recipe)
+
+
+def _layers(
+    x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor | None, down: torch.Tensor, y: None, recipe: str
+) -> torch.Tensor:
+    def linear(x: torch.Tensor, weight: torch.Tensor, *others: Any) -> torch.Tensor:
+        return trained_linear.general(x, weight, None, recipe)
+
+    return _by_layers(linear, _activation_by_ops, recipe, x, gate, up, down)
+
+
+def _activation_by_ops(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.silu(gate) * up
+
+
+def _built(slow: Callable[..., torch.Tensor], *, is_cast: bool) -> Callable[..., torch.Tensor]:
+    fast, _ = native_call.build(
+        _make, slow, num_tensors=5, outs=[4], optional=[2, 4], aligned=[0, 1, 2, 3], num_objects=1, is_layer=True,
+        is_cast=is_cast,
+    )  # fmt: skip
+    return slow if fast is None else fast.call
+
+
+_call_cast = _built(_layers, is_cast=True)
+
+call = _built(_general, is_cast=False)
+"""call(x, gate, up, down, None, recipe) -> y, of any kind.
+
+x is [..., k], gate and up [n, k], and down [k, n], of one dtype, or any under autocast. If up is None, gate is
+[2 n, k], with the rows of up last. The recipe is a name of `stoneware.nn.recipes`, or BF16.
+"""
+
+
+class _Activation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate, up)
+        h: torch.Tensor = _forward(gate, up)
+        return h
+
+    @staticmethod
+    def backward(ctx: Any, dh: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        gate, up = ctx.saved_tensors
+        gradients: tuple[torch.Tensor, ...]
+        gradients = (_gradients_by_ops if torch.is_grad_enabled() else _backward)(dh, gate, up)
+        return gradients
+
+
+def _gradients_by_ops(dh: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """As ops that have gradients themselves, which torch's silu_backward has not."""
+    sigmoid = gate.sigmoid()
+    return dh * up * sigmoid * (1 + gate * (1 - sigmoid)), dh * gate * sigmoid
+
+
+_forward = steps.native_call(
+    Steps(("gate", "up"), ("h",), (Step(steps.Activation(), ("gate", "up"), ("h",)),), rows=("h",)), _activation_by_ops
+)
+
+_backward = steps.native_call(
+    Steps(
+        ("dh", "gate", "up"),
+        ("dgate", "dup"),
+        (Step(steps.ActivationGrad(), ("dh", "gate", "up"), ("dgate", "dup")),),
+        rows=("dgate", "dup"),
+    ),
+    _gradients_by_ops,
+)
+
+
+def activation(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up, with the bits of torch in 16 bits."""
+    if gate.shape != up.shape or gate.dtype not in BITS_16 or gate.dtype != up.dtype:
+        return _activation_by_ops(gate, up)
+    if torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad):
+        h: torch.Tensor = _Activation.apply(gate, up)
+        return h
+    result: torch.Tensor = _forward(gate, up)
+    return result
