@@ -116,7 +116,7 @@ def quantized(functions, monkeypatch):
     def run(x, scales, transpose, dtype=torch.float8_e4m3fn, power_of_two=False):
         m, k = x.shape
         name = "e4m3" if dtype == torch.float8_e4m3fn else "e5m2"
-        made = kernels.plan([x], scales, transpose, name, power_of_two, device.CPU)
+        made = plan_of(([x], scales, transpose, name, power_of_two, False))
         outputs = []
         for rows, columns in [(m, k)] * (transpose is not True) + [(k, m)] * (transpose is not False):
             outputs.append(torch.full((rows, columns), 3.0).to(dtype))
@@ -129,6 +129,19 @@ def quantized(functions, monkeypatch):
         return outputs
 
     return run
+
+
+def plan_of(*tasks):
+    """The plan of (parts, scales, transpose, dtype, power_of_two, shares) each, with its tensors in the order of the
+    tasks: the parts, then the outputs."""
+    made, num_tensors = [], 0
+    for parts, scales, transpose, dtype, power_of_two, shares in tasks:
+        count = len(parts) + 2 * (1 + (transpose == "both")) + (shares and scales == "row" and transpose is False)
+        count += kernels.has_partial(scales, transpose, shares)
+        positions = range(num_tensors, num_tensors + count)
+        made.append(kernels.Task(parts, scales, transpose, dtype, power_of_two, shares, False, positions))
+        num_tensors += count
+    return kernels.plan(made, num_tensors, device.CPU)
 
 
 def expected(x, scales, transpose, dtype=torch.float8_e4m3fn, power_of_two=False):
@@ -230,9 +243,9 @@ def test_partial_results_of_another_call_are_taken(quantized):
     x = torch.randn(144, 272).bfloat16()
     partial = torch.full(*kernels.partial_shape([144], 272, "tensor")[:1], 0, dtype=torch.int32)
     plain = [torch.empty(144, 272).to(torch.float8_e4m3fn), torch.empty(1)]
-    kernels.plan([x], "tensor", False, "e4m3", False, device.CPU)(x, *plain, partial)
+    plan_of(([x], "tensor", False, "e4m3", False, False))(x, *plain, partial)
     transposed = [torch.full((272, 144), 3.0).to(torch.float8_e4m3fn), torch.full((1,), -5.0)]
-    kernels.plan([x], "tensor", True, "e4m3", False, device.CPU, shares=True)(x, *transposed, partial)
+    plan_of(([x], "tensor", True, "e4m3", False, True))(x, *transposed, partial)
     assert_same_bits(transposed, expected(x, "tensor", True))
 
 
@@ -246,12 +259,12 @@ def test_scales_of_columns_are_given_and_taken(quantized, monkeypatch, shape, is
     x = x.bfloat16()
     partial = torch.full(*kernels.partial_shape([m], k, "row")[:1], 2**30, dtype=torch.int32)
     given = [torch.full((m, k), 3.0).to(torch.float8_e4m3fn), torch.full((m, 1), -5.0), torch.full((k, 1), -5.0)]
-    kernels.plan([x], "row", False, "e4m3", True, device.CPU, shares=True)(x, *given, partial)
+    plan_of(([x], "row", False, "e4m3", True, True))(x, *given, partial)
     values, scale = reference.quantize(x.t(), "row", torch.float8_e4m3fn, True)
     assert_same_bits(given, [*expected(x, "row", False, power_of_two=True), scale])
     if m % kernels.MULTIPLE == 0:
         transposed = torch.full((k, m), 3.0).to(torch.float8_e4m3fn)
-        kernels.plan([x], "row", True, "e4m3", True, device.CPU, shares=True)(x, transposed, given[2])
+        plan_of(([x], "row", True, "e4m3", True, True))(x, transposed, given[2])
         assert_same_bits([transposed], [values])
 
 
@@ -281,12 +294,37 @@ def test_matrices_are_quantized_as_one(quantized):
     (m, k), rows = whole.shape, [len(part) for part in parts]
     partial = torch.full(*kernels.partial_shape(rows, k, "row")[:1], 2**30, dtype=torch.int32)
     given = [torch.full((m, k), 3.0).to(torch.float8_e4m3fn), torch.full((m, 1), -5.0), torch.full((k, 1), -5.0)]
-    kernels.plan(parts, "row", False, "e4m3", True, device.CPU, shares=True)(*parts, *given, partial)
+    plan_of((parts, "row", False, "e4m3", True, True))(*parts, *given, partial)
     values, scale = reference.quantize(whole.t(), "row", torch.float8_e4m3fn, True)
     assert_same_bits(given, [*expected(whole, "row", False, power_of_two=True), scale])
     transposed = torch.full((k, m), 3.0).to(torch.float8_e4m3fn)
-    kernels.plan(parts, "row", True, "e4m3", True, device.CPU, shares=True)(*parts, transposed, given[2])
+    plan_of((parts, "row", True, "e4m3", True, True))(*parts, transposed, given[2])
     assert_same_bits([transposed], [values])
+
+
+@pytest.mark.parametrize("scales", ["row", "tensor"])
+def test_matrices_of_several_sizes_are_quantized_in_the_same_launches(quantized, monkeypatch, scales):
+    launched = []
+    plan = aot_kernels.plan
+    monkeypatch.setattr(aot_kernels, "plan", lambda on, num, steps: launched.append(len(steps)) or plan(on, num, steps))
+    matrices = [torch.randn(m, k).bfloat16() for m, k in ((48, 272), (144, 16), (16, 528), (80, 64))]
+    tasks, tensors, wanted, found = [], [], [], []
+    for x, transpose in zip(matrices, ("both", False, "both", True)):
+        tasks.append(([x], scales, transpose, "e4m3", True, False))
+        (m, k), outputs = x.shape, []
+        for rows, columns in [(m, k)] * (transpose is not True) + [(k, m)] * (transpose is not False):
+            shape, strides = layout.dense_shape(scales, rows, columns)
+            outputs += [torch.full((rows, columns), 3.0).to(torch.float8_e4m3fn)]
+            outputs += [torch.empty_strided(shape, strides).fill_(-5)]
+        found += outputs
+        if kernels.has_partial(scales, transpose, False):
+            outputs = [*outputs, torch.full(*kernels.partial_shape([m], k, scales)[:1], 2**30, dtype=torch.int32)]
+        tensors += [x, *outputs]
+        wanted += expected(x, scales, transpose, power_of_two=True)
+    plan_of(*tasks)(*tensors)
+    assert_same_bits(found, wanted)
+    # Rows: those of columns and of rows alone, two of column scales, and of tiles. The matrix: four take two launches.
+    assert launched == [{"row": 5, "tensor": 4}[scales]]
 
 
 def gradients(z, dh):

@@ -25,6 +25,7 @@ from stoneware.ops.native_call import Output, dense
 from stoneware.ops.scaled_mm import api as scaled_mm_api
 from stoneware.quantizing import api as quantizing
 from stoneware.quantizing import fused, kernels
+from stoneware.quantizing.api import Quantization
 from stoneware.specs.matmul import SPEC as MATMUL
 from stoneware.specs.scaled_mm import SPEC as SCALED_MM
 
@@ -76,32 +77,33 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Quantize(Op):
-    """`sw.quantize` of x [..., k] as a matrix of its rows, or of the rows of several matrices.
+    """`sw.quantize` of matrices: each has the rows of one or of several tensors, in order."""
 
-    Attributes:
-      cast, transpose: see `sw.quantize`.
-      shares: whether a step with the transpose shares a reduction with a step without it; see `kernels.plan`.
-    """
+    items: tuple[Quantization, ...]
 
-    cast: Cast
-    transpose: bool | str = False
-    shares: bool = False
+    def __call__(self, dtype: torch.dtype, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+        results: list[Any] = []
+        parts = iter(tensors)
+        for item in self.items:
+            own = [rows_of(next(parts)) for _ in range(item.num_parts)]
+            found = quantizing.quantize(
+                own[0] if len(own) == 1 else torch.cat(own),
+                item.scales, transpose=item.transpose, dtype=item.dtype, power_of_two=item.power_of_two,
+            )  # fmt: skip
+            # Partial results are for native calls alone.
+            results += [*found, *[None] * (_num_outputs(item) - len(found))]
+        return results
 
-    def __call__(self, dtype: torch.dtype, *parts: torch.Tensor) -> Sequence[torch.Tensor]:
-        cast, x = self.cast, parts[0] if len(parts) == 1 else torch.cat(parts)
-        return quantizing.quantize(
-            rows_of(x), cast.scales, transpose=self.transpose, dtype=cast.dtype, power_of_two=cast.power_of_two
-        )
+    def plan(self, dtype: torch.dtype, *tensors: torch.Tensor) -> tuple[Any, Sequence[Output]]:
+        return quantizing.make_plan([rows_of(tensor) for tensor in tensors], self.items)
 
-    def plan(self, dtype: torch.dtype, *parts: torch.Tensor) -> tuple[Any, Sequence[Output]]:
-        cast = self.cast
-        matrices = [rows_of(part) for part in parts]
-        return quantizing.make_plan(
-            matrices, cast.scales, self.transpose, cast.dtype, cast.power_of_two, shares=self.shares
-        )
+    def arguments(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+        num_inputs = sum(item.num_parts for item in self.items)
+        return *(rows_of(tensor) for tensor in tensors[:num_inputs]), *tensors[num_inputs:]
 
-    def arguments(self, x: torch.Tensor, *others: torch.Tensor) -> Sequence[torch.Tensor]:
-        return x.reshape(-1, x.shape[-1]), *others
+
+def _num_outputs(item: Quantization) -> int:
+    return len(item.outputs([1], 1)) + kernels.has_partial(item.scales, item.transpose, item.shares)
 
 
 def quantize(
@@ -109,7 +111,11 @@ def quantize(
 ) -> Step:
     """The step that quantizes the tensor of this name, into NAME8 and scale_NAME, and NAME_t8 and scale_NAME_t.
 
-    With `parts`, these matrices are the rows of a tensor that has this name in the outputs alone.
+    Args:
+      name: of the tensor.
+      cast, transpose: see `sw.quantize`.
+      shares: whether a step with the transpose shares a reduction with a step without it; see `kernels.Task`.
+      parts: names of the tensors that have its rows, if there is none of this name itself.
     """
     outputs: tuple[str, ...] = ()
     if transpose is not True:
@@ -120,7 +126,20 @@ def quantize(
         outputs += (f"scale_{name}_t",)
     if kernels.has_partial(cast.scales, transpose, shares):
         outputs += (f"amax_{name}" if shares or transpose is not True else f"amax_{name}_t",)
-    return Step(Quantize(cast, transpose, shares), tuple(parts) or (name,), outputs)
+    inputs = tuple(parts) or (name,)
+    item = Quantization(cast.scales, transpose, cast.dtype, cast.power_of_two, shares, len(inputs))
+    return Step(Quantize((item,)), inputs, outputs)
+
+
+def together(*quantized: Step) -> Step:
+    """Steps `quantize` as one: their kernels work on several matrices in a launch."""
+    items: tuple[Quantization, ...] = ()
+    for step in quantized:
+        assert isinstance(step.op, Quantize)
+        items += step.op.items
+    inputs = [name for step in quantized for name in step.inputs]
+    outputs = [name for step in quantized for name in step.outputs]
+    return Step(Quantize(items), tuple(inputs), tuple(outputs))
 
 
 def shared(name: str, cast: Cast) -> str:
@@ -268,7 +287,8 @@ class ScaleRows(Op):
     def __call__(self, dtype: torch.dtype, x: torch.Tensor, factors: torch.Tensor) -> Sequence[torch.Tensor]:
         # In x's dtype, which has kernels; relative to the largest factor, or float16 would overflow.
         largest = factors.amax(0)
-        values, scale = Quantize(self.cast)(dtype, rows_of(x) * (factors / largest).t().to(x.dtype))
+        scaled = rows_of(x) * (factors / largest).t().to(x.dtype)
+        values, scale = quantize("x", self.cast).op(dtype, scaled)
         return values, scale * largest
 
     def plan(self, dtype: torch.dtype, x: torch.Tensor, factors: torch.Tensor) -> tuple[Any, Sequence[Output]]:

@@ -383,7 +383,7 @@ def _forward_steps(recipe: str, shares_x: bool, shares_weight: bool) -> Steps:
     quantized = [steps.quantize(name, cast, shares=shares_it) for name, cast, shares_it in zip(names, casts, shares)]
     reductions = [steps.shared(name, cast) for name, cast, shares_it in zip(names, casts, shares) if shares_it]
     multiply = steps.scaled_mm("x", "weight", "y", bias="bias")
-    return Steps(("x", "weight", "bias"), ("y", *reductions), (*quantized, multiply), rows=("y",))
+    return Steps(("x", "weight", "bias"), ("y", *reductions), (steps.together(*quantized), multiply), rows=("y",))
 
 
 def _backward_steps(recipe: str, needs_x: bool, needs_weight: bool, shares: bool) -> Steps:
@@ -402,14 +402,15 @@ def _backward_steps(recipe: str, needs_x: bool, needs_weight: bool, shares: bool
         dy_casts.append((grad_weight[0], True))
     if len(dy_casts) == 2 and dy_casts[0][0] == dy_casts[1][0]:
         dy_casts = [(dy_casts[0][0], "both")]
-    sequence: list[Step] = [steps.quantize("dy", cast, transpose=transpose) for cast, transpose in dy_casts]
+    quantized = [steps.quantize("dy", cast, transpose=transpose) for cast, transpose in dy_casts]
     reductions: list[str] = []
     if needs_x:
-        sequence.append(steps.quantize("weight", grad_input[1], transpose=True, shares=shares))
+        quantized.append(steps.quantize("weight", grad_input[1], transpose=True, shares=shares))
         reductions.append(steps.shared("weight", grad_input[1]))
     if needs_weight and grad_weight is not None:
-        sequence.append(steps.quantize("x", grad_weight[1], transpose=True, shares=shares))
+        quantized.append(steps.quantize("x", grad_weight[1], transpose=True, shares=shares))
         reductions.insert(0, steps.shared("x", grad_weight[1]))
+    sequence = [steps.together(*quantized)] if quantized else []
     if needs_x:
         sequence.append(steps.scaled_mm("dy", "weight_t", "dx", use_fast_accum=False))
     if is_fp8:

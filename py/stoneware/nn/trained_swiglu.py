@@ -48,11 +48,9 @@ def _steps(is_joined: bool) -> tuple[Steps, Steps]:
         return steps.quantize(name, cast, shares=True, parts=gate_up if name == "gate_up" else (), **options)
 
     forward = (
-        quantize("x"),
-        quantize("gate_up"),
+        steps.together(quantize("x"), quantize("gate_up"), quantize("down")),
         steps.scaled_mm("x", "gate_up", "z"),
         Step(steps.SiluMul(cast), ("z",), ("h8", "scale_h")),
-        quantize("down"),
         steps.scaled_mm("h", "down", "y"),
     )
     saved = ("z", *(steps.shared(name, cast) for name in ("x", "gate_up", "down")))
@@ -61,15 +59,13 @@ def _steps(is_joined: bool) -> tuple[Steps, Steps]:
     def multiply(a: str, b: str, result: str) -> Step:
         return steps.scaled_mm(a, b, result, use_fast_accum=False)
 
+    operands = [quantize(name, transpose=True) for name in ("down", "x", "gate_up")]
     backward = (
-        steps.quantize("dy", cast, transpose="both"),
-        quantize("down", transpose=True),
+        steps.together(steps.quantize("dy", cast, transpose="both"), *operands),
         multiply("dy", "down_t", "dh"),
         Step(steps.SwiGLUGrad(cast), ("z", "dh"), gradients),
         multiply("dy_t", "h_t", "ddown"),
-        quantize("x", transpose=True),
         multiply("dz_t", "x_t", "dgate_up"),
-        quantize("gate_up", transpose=True),
         multiply("dz", "gate_up_t", "dx"),
     )
     return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -13,6 +13,7 @@ from stoneware.errors import ForwardOnlyError, quoted
 from stoneware.ops import native_call, registration, tensor_checks
 from stoneware.quantizing import kernels, reference
 from stoneware.quantizing.layout import IN_DTYPES, MAX, SCALES, dense_shape
+from stoneware.runtime.device import Device
 from stoneware.runtime.dtypes import DTYPE_NAMES
 
 _is_compiling = torch.compiler.is_dynamo_compiling
@@ -87,7 +88,7 @@ def _call(num_results: int, has_partial: bool) -> Any:
     outs = range(1, 1 + num_outputs)
 
     def make(x: object, *arguments: Any) -> tuple[Any, ...]:
-        plan, outputs = make_plan([x], *arguments[num_outputs:])
+        plan, outputs = make_plan([x], [Quantization(*arguments[num_outputs:])])
         return plan, True, x.device, outputs  # type: ignore[attr-defined]  # it was checked
 
     def slow(x: object, *arguments: Any) -> tuple[torch.Tensor, ...]:
@@ -128,7 +129,8 @@ def _call_with_amax() -> Any:
         plan: Any = functools.partial(_run_with_amax, dtype, power_of_two)
         is_dense = tensor.stride(1) == 1 or tensor.shape[1] <= 1
         if tensor.numel() and is_dense and kernels.why_not(tensor, "tensor", name, False, device) is None:
-            plan = kernels.plan([tensor], "tensor", False, name, power_of_two, device, is_amax_given=True)
+            task = kernels.Task([tensor], "tensor", False, name, power_of_two, False, True, range(4))
+            plan = kernels.plan([task], 4, device)
         outputs = native_call.dense(tensor.shape, dtype), native_call.dense((1,), torch.float32)
         return plan, True, tensor.device, outputs
 
@@ -154,73 +156,105 @@ def _run_with_amax(
     x8.copy_((x.float() * (1 / scale)).to(dtype))
 
 
-def make_plan(
-    parts: Sequence[object],
-    scales: str,
-    transpose: bool | str,
-    dtype: torch.dtype,
-    power_of_two: bool,
-    *,
-    shares: bool = False,
-) -> tuple[Any, tuple[native_call.Output, ...]]:
-    """The plan of a call, and what it writes; the last output is for partial results if `kernels.has_partial`.
+class Quantization(NamedTuple):
+    """How a matrix is quantized.
 
-    With `shares`, a reduction of x is among the outputs, even if it is an input (`kernels.plan`).
+    Attributes:
+      scales, transpose, dtype, power_of_two: see `quantize`.
+      shares: whether a reduction of the matrix is among the outputs, even if it is an input (`kernels.Task`).
+      num_parts: how many matrices have its rows, one after the other; several need "row" scales and `shares`.
+    """
+
+    scales: str
+    transpose: bool | str
+    dtype: torch.dtype
+    power_of_two: bool
+    shares: bool = False
+    num_parts: int = 1
+
+    def outputs(self, rows: Sequence[int], k: int) -> list[native_call.Output]:
+        """What is written, without partial results."""
+        m, scales, dtype = sum(rows), self.scales, self.dtype
+        outputs: list[native_call.Output] = []
+        if self.transpose is not True:
+            outputs += [((m, k), (k or 1, 1), dtype), (*dense_shape(scales, m, k), torch.float32)]
+        if self.transpose is not False:
+            outputs += [((k, m), (m or 1, 1), dtype)]
+        if self.transpose is not False or (self.shares and scales == "row"):
+            outputs += [(*dense_shape(scales, k, m), torch.float32)]
+        return outputs
+
+    def has_kernels(self, parts: Sequence[torch.Tensor], device: Device) -> bool:
+        if len(parts) > 1:
+            return kernels.why_not_joined(parts, device) is None
+        (x,) = parts
+        is_dense = x.numel() > 0 and (x.stride(1) == 1 or x.shape[1] <= 1)
+        transposes = self.transpose is not False
+        return is_dense and kernels.why_not(x, self.scales, DTYPE_NAMES[self.dtype], transposes, device) is None
+
+    def run_reference(self, *tensors: torch.Tensor) -> None:
+        """The plan where no kernel runs: plain torch."""
+        parts, outputs = tensors[: self.num_parts], tensors[self.num_parts :]
+        x = parts[0] if len(parts) == 1 else torch.cat(parts)
+        arguments = self.scales, self.dtype, self.power_of_two
+        shares_row = self.shares and self.scales == "row"
+        results: list[torch.Tensor] = []
+        if self.transpose is not True:
+            results += reference.quantize(x, *arguments)
+        if self.transpose is not False:
+            values, scale = reference.quantize(x.t(), *arguments)
+            results += [values] if shares_row else [values, scale]
+        elif shares_row:
+            results += reference.quantize(x.t(), *arguments)[1:]
+        for output, result in zip(outputs, results):
+            output.copy_(result)
+
+
+def make_plan(
+    tensors: Sequence[object], quantizations: Sequence[Quantization]
+) -> tuple[Any, tuple[native_call.Output, ...]]:
+    """The plan of a call that quantizes matrices, and what it writes.
+
+    It takes all tensors, then the outputs of each matrix; the last of these are partial results if
+    `kernels.has_partial`.
 
     Args:
-      parts: x, or the matrices whose rows it has, one after the other; several need "row" scales and `shares`.
-      scales, transpose, dtype, power_of_two: see `quantize`.
+      tensors: the parts of each matrix.
+      quantizations: of each matrix.
     """
-    tensors = [_check(part, scales, transpose, dtype) for part in parts]
-    device = tensor_checks.check_one_device([("x", tensor) for tensor in tensors])
-    rows, k = [len(tensor) for tensor in tensors], tensors[0].shape[1]
-    m, name = sum(rows), DTYPE_NAMES[dtype]
+    checked: list[torch.Tensor] = []
+    for one in quantizations:
+        parts = tensors[len(checked) : len(checked) + one.num_parts]
+        checked += [_check(part, one.scales, one.transpose, one.dtype) for part in parts]
+    device = tensor_checks.check_one_device([("x", tensor) for tensor in checked])
     outputs: list[native_call.Output] = []
-    if transpose is not True:
-        outputs += [((m, k), (k or 1, 1), dtype), (*dense_shape(scales, m, k), torch.float32)]
-    if transpose is not False:
-        outputs += [((k, m), (m or 1, 1), dtype)]
-    if transpose is not False or (shares and scales == "row"):
-        outputs += [(*dense_shape(scales, k, m), torch.float32)]
+    tasks: list[tuple[Quantization, kernels.Task, bool]] = []
+    first = 0
+    for one in quantizations:
+        own = checked[first : first + one.num_parts]
+        rows, k, begin = [len(part) for part in own], own[0].shape[1], len(checked) + len(outputs)
+        has_kernels = one.has_kernels(own, device)
+        outputs += one.outputs(rows, k)
+        if kernels.has_partial(one.scales, one.transpose, one.shares):
+            shape, strides = kernels.partial_shape(rows, k, one.scales) if has_kernels else ((0,), (1,))
+            outputs.append((shape, strides, torch.int32))
+        positions = [*range(first, first + one.num_parts), *range(begin, len(checked) + len(outputs))]
+        options = one.scales, one.transpose, DTYPE_NAMES[one.dtype], one.power_of_two, one.shares, False
+        tasks.append((one, kernels.Task(own, *options, positions), has_kernels))
+        first += one.num_parts
+    if all(has_kernels for *_, has_kernels in tasks):
+        return kernels.plan([task for _, task, _ in tasks], len(checked) + len(outputs), device), tuple(outputs)
+    plans: list[tuple[Any, Sequence[int]]] = []
+    for one, task, has_kernels in tasks:
+        count = len(task.tensors)
+        plan = kernels.plan([task._replace(tensors=range(count))], count, device) if has_kernels else one.run_reference
+        plans.append((plan, task.tensors))
 
-    def fits(tensor: torch.Tensor) -> bool:
-        is_dense = tensor.numel() > 0 and (tensor.stride(1) == 1 or k <= 1)
-        return is_dense and kernels.why_not(tensor, scales, name, transpose is not False, device) is None
+    def run(*tensors: torch.Tensor) -> None:
+        for plan, positions in plans:
+            plan(*[tensors[position] for position in positions])
 
-    plan: Any
-    partial: Any = (0,), (1,)
-    if kernels.why_not_joined(tensors, device) is None if len(tensors) > 1 else fits(tensors[0]):
-        plan = kernels.plan(tensors, scales, transpose, name, power_of_two, device, shares=shares)
-        partial = kernels.partial_shape(rows, k, scales)
-    else:
-        plan = functools.partial(_run_reference, len(tensors), scales, transpose, dtype, power_of_two, shares)
-    if kernels.has_partial(scales, transpose, shares):
-        outputs.append((*partial, torch.int32))
-    return plan, tuple(outputs)
-
-
-def _run_reference(
-    num_parts: int,
-    scales: str,
-    transpose: bool | str,
-    dtype: torch.dtype,
-    power_of_two: bool,
-    shares: bool,
-    *tensors: torch.Tensor,
-) -> None:
-    """The plan where no kernel runs: plain torch."""
-    outputs = tensors[num_parts:]
-    x = tensors[0] if num_parts == 1 else torch.cat(tensors[:num_parts])
-    results: list[torch.Tensor] = []
-    if transpose is not True:
-        results += reference.quantize(x, scales, dtype, power_of_two)
-    if transpose is not False:
-        values, scale = reference.quantize(x.t(), scales, dtype, power_of_two)
-        results += [values] if shares and scales == "row" else [values, scale]
-    elif shares and scales == "row":
-        results += reference.quantize(x.t(), scales, dtype, power_of_two)[1:]
-    for output, result in zip(outputs, results):
-        output.copy_(result)
+    return run, tuple(outputs)
 
 
 def _slow(
@@ -232,7 +266,7 @@ def _slow(
     if tensor_checks.is_traced([tensor]):
         return _traced(tensor, scales, transpose, dtype, power_of_two)
     tensor = tensor.resolve_neg()
-    plan, outputs = make_plan([tensor], scales, transpose, dtype, power_of_two)
+    plan, outputs = make_plan([tensor], [Quantization(scales, transpose, dtype, power_of_two)])
     results = tuple(native_call.empty(output, tensor.device) for output in outputs)
     plan(tensor, *results)
     return results

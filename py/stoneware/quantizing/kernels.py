@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stoneware.kernels import aot_kernels, built_matmuls, manifest
 from stoneware.quantizing.layout import BLOCK
@@ -51,6 +51,12 @@ _SWIGLU_ROWS = {"swiglu_amax": 16, "swiglu_grad": 32}
 _SWIGLU_PROGRAMS = 1024
 """The most programs of swiglu_amax: enough to fill a GPU, and few partial results of columns."""
 
+_MATRICES = 3
+"""Matrices that a launch takes; as in BUILD.bazel."""
+
+_ONE_MATRIX = frozenset({"rows_loop", *(f"rows_{block}" for block in ROW_BLOCKS)})
+"""The kernels of which a launch takes one matrix."""
+
 _UNITS = {"tensor": "matrix", "row": "column", "block": "run", "block_2d": "tile"}
 """scales -> the unit that shares a scale, in the kernels' names; a row of the transpose is a column of x."""
 
@@ -84,55 +90,111 @@ def is_built(device: Device) -> bool:
     return device.kind == "cuda" and aot_kernels.built_for(OP, device.compute_capability) is not None
 
 
-def plan(
-    parts: Sequence[torch.Tensor],
-    scales: str,
-    transpose: bool | str,
-    dtype: str,
-    power_of_two: bool,
-    device: Device,
-    *,
-    shares: bool = False,
-    is_amax_given: bool = False,
-) -> Any:
-    """The plan for calls like this one; takes the parts of x, the outputs of `sw.quantize`, and partial results if
-    `has_partial`.
+class Task(NamedTuple):
+    """A matrix x to quantize by kernels.
 
-    Args:
+    Attributes:
       parts: x, or the matrices whose rows it has, one after the other (`why_not_joined`).
-      scales, transpose, dtype, power_of_two, device: of the call.
-      shares: whether two calls share a reduction of the same x: the partial results of the matrix, or the scales
+      scales, transpose, dtype, power_of_two: see `sw.quantize`.
+      shares: whether two tasks share a reduction of the same x: the partial results of the matrix, or the scales
         of columns. The first, without the transpose, writes them; scales of columns are its third output. The
         second, with the transpose, reads them.
       is_amax_given: whether the bits of the matrix's largest |x| are the only partial result, and are read.
+      tensors: positions among the plan's tensors: of the parts, the outputs of `sw.quantize`, and the partial results
+        if `has_partial` or `is_amax_given`.
+    """
+
+    parts: Sequence[torch.Tensor]
+    scales: str
+    transpose: bool | str
+    dtype: str
+    power_of_two: bool
+    shares: bool
+    is_amax_given: bool
+    tensors: Sequence[int]
+
+
+class _Launch(NamedTuple):
+    """A kernel's work on a matrix.
+
+    Attributes:
+      stage: 0 finds magnitudes, 1 turns those of columns into scales, 2 writes what needs these.
+      variant, in_dtype, out_dtype: of the kernel.
+      options: the arguments that the matrices of a launch share.
+      arguments: those of the matrix; the last is the number of programs.
+    """
+
+    stage: int
+    variant: str
+    in_dtype: str
+    out_dtype: str
+    options: tuple[int, ...]
+    arguments: Sequence[Any]
+
+    @property
+    def kernel(self) -> tuple[Any, ...]:
+        return self.variant, self.in_dtype, self.out_dtype, self.options
+
+    @property
+    def most_matrices(self) -> int:
+        """How many matrices a launch takes."""
+        return 1 if self.variant in _ONE_MATRIX else _MATRICES
+
+
+def plan(tasks: Sequence[Task], num_tensors: int, device: Device) -> Any:
+    """The plan that quantizes matrices; kernels that work on several do so in one launch.
 
     Raises:
       UnsupportedError, TableError: a kernel cannot be loaded.
       BackwardNotBuiltError: a kernel is for gradients, and this installation excludes these kernels.
     """
+    queues, steps = [_launches(task) for task in tasks], []
+    while queues := [queue for queue in queues if queue]:
+        first = min((queue[0] for queue in queues), key=lambda launch: launch.stage)
+        together: list[_Launch] = []
+        for queue in queues:
+            while queue and queue[0].kernel == first.kernel and len(together) < first.most_matrices:
+                together.append(queue.pop(0))
+        steps.append(_step(together, device))
+    return aot_kernels.plan(device, num_tensors, steps)
+
+
+def _step(launches: list[_Launch], device: Device) -> Any:
+    first = launches[0]
+    grid = (sum(launch.arguments[-1] for launch in launches), 1, 1)
+    if first.most_matrices == 1:
+        arguments = [*first.arguments[:-1], *first.options]
+    else:
+        # One that is absent has no programs.
+        matrices = [launch.arguments for launch in launches] + [first.arguments] * (_MATRICES - len(launches))
+        arguments = [argument for of_matrices in zip(*matrices) for argument in of_matrices]
+        arguments += first.options
     arch = aot_kernels.built_for(OP, device.compute_capability)
     assert arch is not None  # `why_not` asked
+    id = _id(arch, first.variant, first.in_dtype, first.out_dtype)
+    built_matmuls.check_kernel(id, f"quantize to {first.out_dtype} ({first.variant})")
+    return aot_kernels.load(id, len(arguments)), grid, arguments
+
+
+def _launches(task: Task) -> list[_Launch]:
+    parts, scales, transpose, dtype, power_of_two, shares, is_amax_given, positions = task
     m, k = sum(part.shape[0] for part in parts), parts[0].shape[1]
-    in_dtype, pow2 = _name(parts[0]), int(power_of_two)
     plain, transposed = transpose is not True, transpose is not False
     writes, reads = shares and not transposed, shares and not plain
-    # First the parts; then the outputs; partial results are the last.
-    addresses = iter([("address", position) for position in range(len(parts) + 5)])
-    sources, absent = [next(addresses) for _ in parts], ("address", len(parts))
-    x8, scale = (next(addresses), next(addresses)) if plain else (absent, absent)
-    xt8 = next(addresses) if transposed else absent
+    addresses = iter([("address", position) for position in positions])
+    sources = [next(addresses) for _ in parts]
+    x8, scale = (next(addresses), next(addresses)) if plain else (None, None)
+    xt8 = next(addresses) if transposed else None
     unit = _UNITS[scales]
-    scale_t = next(addresses) if transposed or (writes and unit == "column") else absent
-    partial = next(addresses)
-    num_tensors = partial[1]
+    scale_t = next(addresses) if transposed or (writes and unit == "column") else None
     finds_columns = unit == "column" and has_partial(scales, transpose, shares)
     num_partials = int(is_amax_given)
-    steps: list[Any] = []
+    partial = next(addresses, None)
+    launches: list[_Launch] = []
 
-    def add(variant: str, grid: tuple[int, int, int], arguments: list[Any], out: str = dtype) -> None:
-        id = _id(arch, variant, in_dtype, out)
-        built_matmuls.check_kernel(id, f"quantize to {dtype} with transpose={transpose!r}")
-        steps.append((aot_kernels.load(id, len(arguments)), grid, arguments))
+    def add(stage: int, variant: str, arguments: list[Any], out: str = dtype, *, is_scaled: bool = True) -> None:
+        options = (int(power_of_two),) if is_scaled else ()
+        launches.append(_Launch(stage, variant, _name(parts[0]), out, options, arguments))
 
     block = next((block for block in ROW_BLOCKS if k <= block), None)
     first = 0
@@ -140,32 +202,37 @@ def plan(
         rows, ldx = part.shape[0], _ldx(part)
         if unit == "column" and plain and finds_columns and block is not None:
             num_blocks, rows_per_block = _row_blocks(rows, block)
-            arguments = [source, partial, x8, scale, rows, k, ldx, rows_per_block, first, num_partials, pow2]
-            add(f"rows_columns_{block}", (num_blocks, 1, 1), arguments)
+            arguments = [source, partial, x8, scale, rows, k, ldx, rows_per_block, first, num_partials, num_blocks]
+            add(0, f"rows_columns_{block}", arguments)
             num_partials += num_blocks
         elif unit == "column" and plain:
-            add(f"rows_{block or 'loop'}", (rows, 1, 1), [source, absent, x8, scale, rows, k, ldx, pow2])
+            add(0, f"rows_{block or 'loop'}", [source, scale, x8, scale, rows, k, ldx, rows])
         first += rows
     if (finds_columns or unit == "matrix") and not num_partials:
-        blocks, rows_per_block = amax_blocks(m, k, unit)
-        num_partials = blocks[0] * (blocks[1] if unit == "matrix" else 1)
+        (row_blocks, column_blocks), rows_per_block = amax_blocks(m, k, unit)
+        num_partials = row_blocks * (column_blocks if unit == "matrix" else 1)
         if not reads:
-            arguments = [sources[0], partial, m, k, _ldx(parts[0]), rows_per_block]
-            add(f"amax_{unit}", (blocks[0], blocks[1], 1), arguments, "e4m3")
+            arguments = [sources[0], partial, m, k, _ldx(parts[0]), rows_per_block, column_blocks]
+            add(0, f"amax_{unit}", [*arguments, row_blocks * column_blocks], "e4m3", is_scaled=False)
     if finds_columns:
-        _add_column_scales(add, partial, scale_t, k, num_partials, pow2)
+        add(1, "column_scales", _of_column_scales(partial, scale_t, k, num_partials))
     if transposed or unit != "column":
         first = 0
         for source, part in zip(sources, parts):
             rows = part.shape[0]
+            # For what is absent, or not read, another of its type.
             arguments = [
-                source, partial if num_partials else absent, x8, scale, xt8, scale_t,
-                rows, k, _ldx(part), m, first, num_partials, pow2, int(plain),
+                source, partial if unit == "matrix" else scale_t or scale, x8 or xt8, scale or scale_t, xt8 or x8,
+                scale_t or scale, rows, k, _ldx(part), m, first, num_partials, int(plain),
+                -(-rows // _TILE_ROWS[unit]) * -(-k // BLOCK),
             ]  # fmt: skip
-            grid = (-(-rows // _TILE_ROWS[unit]), -(-k // BLOCK), 1)
-            add(f"tiles_{unit}_t" if transposed else f"tiles_{unit}", grid, arguments)
+            add(2, f"tiles_{unit}_t" if transposed else f"tiles_{unit}", arguments)
             first += rows
-    return aot_kernels.plan(device, num_tensors + bool(num_partials), steps)
+    return launches
+
+
+def _of_column_scales(partial: Any, scales: Any, k: int, num_partials: int) -> list[Any]:
+    return [partial, scales, k, num_partials, -(-k // _COLUMN_SCALES[1])]
 
 
 def why_not_joined(parts: Sequence[torch.Tensor], device: Device) -> str | None:
@@ -257,15 +324,19 @@ def swiglu_grad_plan(z: torch.Tensor, power_of_two: bool, device: Device) -> Any
     )
     steps: list[Any] = []
 
-    def add(variant: str, grid: tuple[int, int, int], arguments: list[Any], in_dtype: str = _name(z)) -> None:
-        steps.append((_kernel(variant, in_dtype, arguments, device), grid, arguments))
+    def add(variant: str, grid: tuple[int, int, int], arguments: list[Any]) -> None:
+        steps.append((_kernel(variant, _name(z), arguments, device), grid, arguments))
 
     tiles = -(-n // BLOCK)
     num_blocks, rows_per_block = _swiglu_blocks(m, tiles)
     add("swiglu_amax", (tiles, num_blocks, 1), [z_at, dh, of_rows, of_columns, of_h, m, n, rows_per_block])
-    _add_column_scales(add, of_rows, scale, m, tiles, int(power_of_two))
-    _add_column_scales(add, of_columns, scale_t, 2 * n, num_blocks, int(power_of_two))
-    _add_column_scales(add, of_h, scale_h, n, num_blocks, int(power_of_two))
+    found = (
+        _of_column_scales(of_rows, scale, m, tiles),
+        _of_column_scales(of_columns, scale_t, 2 * n, num_blocks),
+        _of_column_scales(of_h, scale_h, n, num_blocks),
+    )
+    options = (int(power_of_two),)
+    steps.append(_step([_Launch(1, "column_scales", _name(z), "e4m3", options, one) for one in found], device))
     grid = (-(-m // _SWIGLU_ROWS["swiglu_grad"]), tiles, 1)
     add("swiglu_grad", grid, [z_at, dh, scale, scale_t, scale_h, dz8, dzt8, ht8, m, n])
     return aot_kernels.plan(device, 11, steps)
@@ -283,12 +354,6 @@ def _swiglu_blocks(m: int, tiles: int) -> tuple[int, int]:
     most, at_once = max(1, _SWIGLU_PROGRAMS // tiles), _SWIGLU_ROWS["swiglu_amax"]
     rows_per_block = -(-m // (most * at_once)) * at_once
     return -(-m // rows_per_block), rows_per_block
-
-
-def _add_column_scales(
-    add: Callable[..., None], partial: Any, scales: Any, k: int, num_partials: int, power_of_two: int
-) -> None:
-    add("column_scales", (-(-k // _COLUMN_SCALES[1]), 1, 1), [partial, scales, k, num_partials, power_of_two])
 
 
 def transpose_plan(x8: torch.Tensor, device: Device) -> Any:

@@ -9,12 +9,12 @@ transpose), the whole matrix, 1 x 128 elements along a row, 128 x 1 along a colu
     quantize_rows    grid: a row of x a program; the row is read once into registers
     silu_mul_rows    the same of silu(gate) * up, from rows of gate and up side by side
     rms_norm_rows    the same of a row that is divided by its root mean square; writes the row, too
-    reduce_amax      grid: (blocks of rows, blocks of columns); the largest |x| of each block, or of each
+    reduce_amax      grid: blocks of rows times blocks of columns; the largest |x| of each block, or of each
                      column of it, as a partial result
     quantize_rows_columns
                      grid: blocks of rows; the rows of a block, and the largest |x| of each of their columns
     column_scales    grid: blocks of columns; the scales of columns from partial results
-    quantize_tiles   grid: (tiles of rows, tiles of 128 columns); a tile is read once and written in
+    quantize_tiles   grid: tiles of rows times tiles of 128 columns; a tile is read once and written in
                      both orientations. Units that are larger than a tile take the results of those before
 
 Those of a gated feed-forward h = silu(gate) * up that trains, in tiles of rows and of columns:
@@ -24,6 +24,9 @@ Those of a gated feed-forward h = silu(gate) * up that trains, in tiles of rows 
     swiglu_amax      grid: (tiles of 128 columns, blocks of rows); the largest magnitudes of these gradients and of h,
                      as partial results for their rows and columns
     swiglu_grad      the gradients in fp8 in both orientations, and h transposed, computed again from gate and up
+
+A launch of reduce_amax, quantize_rows_columns, column_scales or quantize_tiles does the work of up to three matrices:
+its parameters come in threes, one after the other, and `blocks` is how many programs each matrix has.
 
 Each is bound by memory; what makes them fast is that x is read once where its units allow it, and that a loop
 loads what comes next while it works.
@@ -54,6 +57,19 @@ def _scale(bits, MAX: tl.constexpr, power_of_two):
     scale = tl.where(bits == 0, 1.0, scale)
     scale = tl.where(bits >= 0x7F800000, float("nan"), scale)
     return scale, tl.div_rn(1.0, scale)
+
+
+@triton.jit
+def _matrix(blocks_0, blocks_1):
+    """Which of three matrices this program works on, and its number among the programs of that matrix."""
+    program = tl.program_id(0)
+    which = (program >= blocks_0).to(tl.int32) + (program >= blocks_0 + blocks_1).to(tl.int32)
+    return which, program - _of(which, 0, blocks_0, blocks_0 + blocks_1)
+
+
+@triton.jit
+def _of(which, first, second, third):
+    return tl.where(which == 0, first, tl.where(which == 1, second, third))
 
 
 @triton.jit
@@ -160,12 +176,27 @@ def rms_norm_rows(
 
 @triton.jit
 def reduce_amax(
-    x, partial, m, k, ldx, rows_per_block, PER_COLUMN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """partial[block of rows, block of columns], or [block of rows, k] PER_COLUMN, as bits."""
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    rows = tl.program_id(0) * rows_per_block + tl.arange(0, ROWS)
-    end = tl.minimum(m, (tl.program_id(0) + 1) * rows_per_block)
+    x_0, x_1, x_2, partial_0, partial_1, partial_2, m_0, m_1, m_2, k_0, k_1, k_2, ldx_0, ldx_1, ldx_2,
+    rows_per_block_0, rows_per_block_1, rows_per_block_2, num_blocks_0, num_blocks_1, num_blocks_2,
+    blocks_0, blocks_1, blocks_2,
+    PER_COLUMN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """partial[block of rows, block of columns], or [block of rows, k] PER_COLUMN, as bits.
+
+    num_blocks: of columns.
+    """
+    which, program = _matrix(blocks_0, blocks_1)
+    x = _of(which, x_0, x_1, x_2)
+    partial = _of(which, partial_0, partial_1, partial_2)
+    m = _of(which, m_0, m_1, m_2)
+    k = _of(which, k_0, k_1, k_2)
+    ldx = _of(which, ldx_0, ldx_1, ldx_2)
+    rows_per_block = _of(which, rows_per_block_0, rows_per_block_1, rows_per_block_2)
+    num_blocks = _of(which, num_blocks_0, num_blocks_1, num_blocks_2)
+    row_block, column_block = program // num_blocks, program % num_blocks
+    columns = column_block * BLOCK + tl.arange(0, BLOCK)
+    rows = row_block * rows_per_block + tl.arange(0, ROWS)
+    end = tl.minimum(m, (row_block + 1) * rows_per_block)
     largest = tl.zeros([ROWS, BLOCK], tl.int32)
     for step in tl.range(0, rows_per_block, ROWS, num_stages=3):
         mask = (rows + step < end)[:, None] & (columns < k)[None, :]
@@ -173,24 +204,38 @@ def reduce_amax(
         largest = tl.maximum(largest, _bits(values))
     of_columns = tl.max(largest, axis=0)
     if PER_COLUMN:
-        tl.store(partial + tl.program_id(0) * k + columns, of_columns, mask=columns < k)
+        tl.store(partial + row_block * k + columns, of_columns, mask=columns < k)
     else:
-        tl.store(partial + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), tl.max(of_columns, axis=0))
+        tl.store(partial + program, tl.max(of_columns, axis=0))
 
 
 @triton.jit
 def quantize_rows_columns(
-    x, partial, x8, scales, m, k, ldx, rows_per_block, first, first_partial, power_of_two,
+    x_0, x_1, x_2, partial_0, partial_1, partial_2, x8_0, x8_1, x8_2, scales_0, scales_1, scales_2, m_0, m_1, m_2,
+    k_0, k_1, k_2, ldx_0, ldx_1, ldx_2, rows_per_block_0, rows_per_block_1, rows_per_block_2,
+    first_0, first_1, first_2, first_partial_0, first_partial_1, first_partial_2, blocks_0, blocks_1, blocks_2,
+    power_of_two,
     MAX: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """quantize_rows for ROWS rows at a time, each of which fits BLOCK, and partial[block of rows, k] of their
-    columns, as bits. x is part of a larger matrix: its results begin at row `first`, and at `first_partial`."""
+    columns, as bits. x may be part of a larger matrix: its results begin at row `first`, and at `first_partial`."""
+    which, program = _matrix(blocks_0, blocks_1)
+    x = _of(which, x_0, x_1, x_2)
+    partial = _of(which, partial_0, partial_1, partial_2)
+    x8 = _of(which, x8_0, x8_1, x8_2)
+    scales = _of(which, scales_0, scales_1, scales_2)
+    m = _of(which, m_0, m_1, m_2)
+    k = _of(which, k_0, k_1, k_2)
+    ldx = _of(which, ldx_0, ldx_1, ldx_2)
+    rows_per_block = _of(which, rows_per_block_0, rows_per_block_1, rows_per_block_2)
+    first = _of(which, first_0, first_1, first_2)
+    first_partial = _of(which, first_partial_0, first_partial_1, first_partial_2)
     x8 += first.to(tl.int64) * k
     scales += first
-    partial += first_partial * k
+    partial += (first_partial + program) * k
     columns = tl.arange(0, BLOCK)
-    rows = tl.program_id(0) * rows_per_block + tl.arange(0, ROWS)
-    end = tl.minimum(m, (tl.program_id(0) + 1) * rows_per_block)
+    rows = program * rows_per_block + tl.arange(0, ROWS)
+    end = tl.minimum(m, (program + 1) * rows_per_block)
     largest = tl.zeros([BLOCK], tl.int32)
     for step in tl.range(0, rows_per_block, ROWS, num_stages=STAGES):
         at = (rows + step).to(tl.int64)
@@ -202,15 +247,22 @@ def quantize_rows_columns(
         values8 = (values.to(tl.float32) * inverse[:, None]).to(x8.dtype.element_ty)
         tl.store(x8 + at[:, None] * k + columns[None, :], values8, mask=mask)
         tl.store(scales + at, scale, mask=at < end)
-    tl.store(partial + tl.program_id(0) * k + columns, largest, mask=columns < k)
+    tl.store(partial + columns, largest, mask=columns < k)
 
 
 @triton.jit
 def column_scales(
-    partial, scales, k, num_partials, power_of_two, MAX: tl.constexpr, PARTIALS: tl.constexpr, BLOCK: tl.constexpr
-):
+    partial_0, partial_1, partial_2, scales_0, scales_1, scales_2, k_0, k_1, k_2,
+    num_partials_0, num_partials_1, num_partials_2, blocks_0, blocks_1, blocks_2,
+    power_of_two, MAX: tl.constexpr, PARTIALS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """The scale of each of k columns from partial results, PARTIALS of which are read at a time."""
-    columns, others = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, PARTIALS)
+    which, program = _matrix(blocks_0, blocks_1)
+    partial = _of(which, partial_0, partial_1, partial_2)
+    scales = _of(which, scales_0, scales_1, scales_2)
+    k = _of(which, k_0, k_1, k_2)
+    num_partials = _of(which, num_partials_0, num_partials_1, num_partials_2)
+    columns, others = program * BLOCK + tl.arange(0, BLOCK), tl.arange(0, PARTIALS)
     largest = tl.zeros([PARTIALS, BLOCK], tl.int32)
     for begin in range(0, num_partials, PARTIALS):
         at = begin + others
@@ -222,7 +274,11 @@ def column_scales(
 
 @triton.jit
 def quantize_tiles(
-    x, partial, x8, scales, xt8, scales_t, m, k, ldx, ldt, first, num_partials, power_of_two, writes,
+    x_0, x_1, x_2, partial_0, partial_1, partial_2, x8_0, x8_1, x8_2, scales_0, scales_1, scales_2,
+    xt8_0, xt8_1, xt8_2, scales_t_0, scales_t_1, scales_t_2, m_0, m_1, m_2, k_0, k_1, k_2, ldx_0, ldx_1, ldx_2,
+    ldt_0, ldt_1, ldt_2, first_0, first_1, first_2, num_partials_0, num_partials_1, num_partials_2,
+    writes_0, writes_1, writes_2, blocks_0, blocks_1, blocks_2,
+    power_of_two,
     MAX: tl.constexpr, UNIT: tl.constexpr, TRANSPOSES: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, PARTIALS: tl.constexpr,
 ):  # fmt: skip
@@ -232,8 +288,24 @@ def quantize_tiles(
     those of the transpose: [1], [k] (column_scales wrote them), [k, ceil(m / TILE)] column-major, or the
     transpose of scales. xt8 has the leading dimension ldt, and x is its part from column `first` on.
     """
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    which, program = _matrix(blocks_0, blocks_1)
+    x = _of(which, x_0, x_1, x_2)
+    partial = _of(which, partial_0, partial_1, partial_2)
+    x8 = _of(which, x8_0, x8_1, x8_2)
+    scales = _of(which, scales_0, scales_1, scales_2)
+    xt8 = _of(which, xt8_0, xt8_1, xt8_2)
+    scales_t = _of(which, scales_t_0, scales_t_1, scales_t_2)
+    m = _of(which, m_0, m_1, m_2)
+    k = _of(which, k_0, k_1, k_2)
+    ldx = _of(which, ldx_0, ldx_1, ldx_2)
+    ldt = _of(which, ldt_0, ldt_1, ldt_2)
+    first = _of(which, first_0, first_1, first_2)
+    num_partials = _of(which, num_partials_0, num_partials_1, num_partials_2)
+    writes = _of(which, writes_0, writes_1, writes_2)
+    row_tiles, column_tiles = tl.cdiv(m, ROWS), tl.cdiv(k, TILE)
+    row_tile, column_tile = program % row_tiles, program // row_tiles
+    rows = row_tile * ROWS + tl.arange(0, ROWS)
+    columns = column_tile * TILE + tl.arange(0, TILE)
     mask = (rows < m)[:, None] & (columns < k)[None, :]
     values = tl.load(x + rows.to(tl.int64)[:, None] * ldx + columns[None, :], mask=mask, other=0.0)
     bits = _bits(values)
@@ -242,8 +314,9 @@ def quantize_tiles(
         others = tl.arange(0, PARTIALS)
         found = tl.load(partial + others, mask=others < num_partials, other=0)
         scale, inverse = _scale(tl.max(found, axis=0), MAX, power_of_two)
-        if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
-            tl.store(scales, scale)
+        if program == 0:
+            if writes != 0:
+                tl.store(scales, scale)
             if TRANSPOSES:
                 tl.store(scales_t, scale)
         plain = values * inverse
@@ -254,18 +327,18 @@ def quantize_tiles(
     elif UNIT == 2:
         scale, inverse = _scale(tl.max(bits, axis=1), MAX, power_of_two)
         if writes != 0:
-            tl.store(scales + tl.program_id(1).to(tl.int64) * m + rows, scale, mask=rows < m)
+            tl.store(scales + column_tile.to(tl.int64) * m + rows, scale, mask=rows < m)
         plain = values * inverse[:, None]
         if TRANSPOSES:
             scale, inverse = _scale(tl.max(bits, axis=0), MAX, power_of_two)
-            tl.store(scales_t + tl.program_id(0).to(tl.int64) * k + columns, scale, mask=columns < k)
+            tl.store(scales_t + row_tile.to(tl.int64) * k + columns, scale, mask=columns < k)
             other = values * inverse[None, :]
     else:
         scale, inverse = _scale(tl.max(tl.max(bits, axis=1), axis=0), MAX, power_of_two)
         if writes != 0:
-            tl.store(scales + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), scale)
+            tl.store(scales + row_tile * column_tiles + column_tile, scale)
         if TRANSPOSES:
-            tl.store(scales_t + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), scale)
+            tl.store(scales_t + column_tile * row_tiles + row_tile, scale)
         plain = values * inverse
         other = plain
     dtype = x8.dtype.element_ty
