@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+import torch.utils.checkpoint
 
 from stoneware import nn
 from stoneware.nn.recipes import RECIPES
@@ -69,6 +70,75 @@ class LlamaRMSNorm(torch.nn.Module):
         variance = x.pow(2).mean(-1, keepdim=True)
         x = x * torch.rsqrt(variance + self.variance_epsilon)
         return self.weight * x.to(dtype)
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, bias):
+        super().__init__()
+        self.q_proj = torch.nn.Linear(K, K, bias=bias)
+        self.k_proj, self.v_proj = (torch.nn.Linear(K, K // 4, bias=bias) for _ in range(2))
+        self.o_proj = torch.nn.Linear(K, K, bias=False)
+
+    def forward(self, x):
+        shape = (*x.shape[:-1], -1, 64)
+        q, k, v = (one.view(shape).transpose(-3, -2) for one in (self.q_proj(x), self.k_proj(x), self.v_proj(x)))
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.o_proj(y.transpose(-3, -2).flatten(-2))
+
+
+class MLP(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate_proj, self.up_proj = (torch.nn.Linear(K, N, bias=False) for _ in range(2))
+        self.down_proj, self.act_fn = torch.nn.Linear(N, K, bias=False), torch.nn.SiLU()
+
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(torch.nn.Module):
+    def __init__(self, bias=False):
+        super().__init__()
+        self.norms = torch.nn.ModuleList(LlamaRMSNorm(K) for _ in range(2))
+        self.attention, self.mlp = Attention(bias), MLP()
+
+    def forward(self, x):
+        x = x + self.attention(self.norms[0](x))
+        return x + self.mlp(self.norms[1](x))
+
+
+@pytest.mark.parametrize("recipe", ["bf16", *RECIPES])
+@pytest.mark.parametrize("shape", [(2, 512), (3, 111)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_block_trains_near_float64(recipe, shape, bias):
+    block = Block(bias).cuda().bfloat16()
+    exact = copy.deepcopy(block).double()
+    blocks = nn.convert(block, recipe).blocks
+    assert blocks["mlp"] == "SwiGLU" and ("attention" in blocks) == (recipe == "rowwise")
+    x, dy = (torch.randn(*shape, K, device="cuda").bfloat16() for _ in range(2))
+    torch.full((2**24,), float("nan"), device="cuda")  # memory that a call may get
+    found, wanted = gradients(block, x, dy), gradients(exact, x.double(), dy.double())
+    for name, value in wanted.items():
+        # A key's bias changes no softmax, so its exact gradient is 0.
+        of = wanted["attention.q_proj.bias"] if name == "attention.k_proj.bias" else value
+        assert (found[name].double() - value).norm() <= (0.03 if recipe == "bf16" else 0.25) * of.norm(), name
+
+
+def test_a_block_has_the_same_bits_with_activation_checkpointing_and_in_a_graph():
+    block = Block().cuda().bfloat16()
+    nn.convert(block, "rowwise")
+    x, dy = (torch.randn(2, 512, K, device="cuda").bfloat16() for _ in range(2))
+    wanted = gradients(block, x, dy)
+    block.zero_grad()
+    given = x.clone().requires_grad_()
+    y = torch.utils.checkpoint.checkpoint(block, given, use_reentrant=False)
+    y.backward(dy)
+    for name, one in (("y", y), ("x", given.grad), *((name, p.grad) for name, p in block.named_parameters())):
+        assert torch.equal(one, wanted[name]), name
+    block.zero_grad()
+    graphed = torch.cuda.make_graphed_callables(block, (torch.randn_like(x).requires_grad_(),))
+    for name, one in gradients(graphed, x, dy).items():
+        assert torch.equal(one, wanted[name]), name
 
 
 def model_of(recipe, dropout):

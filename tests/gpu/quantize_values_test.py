@@ -12,6 +12,7 @@ import stoneware as sw
 from stoneware.kernels import aot_kernels
 from stoneware.nn import fused_blocks
 from stoneware.nn.recipes import RECIPES
+from stoneware.quantizing import api as quantizing
 from stoneware.quantizing import fused, kernels, layout, reference
 from stoneware.runtime.dtypes import DTYPE_NAMES
 
@@ -236,9 +237,70 @@ def test_a_norm_and_a_feed_forward_in_a_graph(on):
     assert (y - wanted).float().norm() <= 0.08 * wanted.float().norm()
 
 
+@pytest.mark.parametrize("k", [64, 4096, 14336])
+def test_matrices_are_quantized_as_one(on, device, k):
+    parts = [(torch.randn(m, k, device=on) * torch.rand(k, device=on)).bfloat16() for m in (1024, 16, 272)]
+    assert kernels.why_not_joined(parts, device) is None
+    for transpose in (False, True):
+        task = quantizing.Quantization("row", transpose, E4M3, True, shares=True, num_parts=len(parts))
+        plan, outputs = quantizing.make_plan(parts, [task])
+        poison(on)
+        found = [torch.empty_strided(*output[:2], dtype=output[2], device=on) for output in outputs]
+        whole = torch.cat(parts)
+        scale_t = reference.quantize(whole.t(), "row", E4M3, True)[1]
+        if transpose:
+            found[1].copy_(scale_t)
+        plan(*parts, *found)
+        wanted = expected(whole, "row", transpose, power_of_two=True)
+        assert_same_bits(found[: len(wanted)], wanted)
+        if not transpose:
+            assert_same_bits(found[2:3], [scale_t])
+
+
+def activation_gradients(z, dh):
+    """Those of h = silu(gate) * up, and h, in float64."""
+    gate, up = (half.double().requires_grad_() for half in z.chunk(2, 1))
+    h = torch.nn.functional.silu(gate) * up
+    return (*torch.autograd.grad(h, (gate, up), dh.double()), h.detach())
+
+
+@pytest.mark.parametrize("m, n", [(1, 16), (33, 1040), (2048, 8192)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_activation_and_its_gradients_in_16_bits(on, m, n, dtype):
+    z, dh = (torch.randn(m, 2 * n, device=on) * 3).to(dtype), torch.randn(m, n, device=on).to(dtype)
+    gate, up = z.chunk(2, 1)
+    poison(on)
+    h, dgate, dup = (torch.empty_like(dh) for _ in range(3))
+    fused.activation_plan(gate, up)(gate, up, h)
+    fused.activation_grad_plan(gate, up, dh)(gate, up, dh, dgate, dup)
+    assert torch.equal(h, fused.silu_mul(z))
+    for found, wanted in zip((dgate, dup), activation_gradients(z, dh)):
+        assert (found.double() - wanted).norm() <= 0.01 * wanted.norm()
+
+
+@pytest.mark.parametrize("m, n", [(16, 16), (48, 272), (1040, 4112), (8192, 1024)])
+def test_the_gradients_of_a_feed_forward_in_fp8(on, m, n):
+    z = (torch.randn(m, 2 * n, device=on) * torch.rand(m, 1, device=on) * 4).bfloat16()
+    dh = (torch.randn(m, n, device=on) * torch.rand(n, device=on)).bfloat16()
+    poison(on)
+    outputs = []
+    for shape in ((m, 2 * n), (2 * n, m), (n, m)):
+        outputs += [torch.empty(shape, device=on, dtype=E4M3), torch.empty(shape[0], 1, device=on)]
+    partials = [torch.empty(shape, dtype=torch.int32, device=on) for shape in kernels.swiglu_partial_shapes(m, n)]
+    fused.swiglu_grad_plan(z, dh, True)(z, dh, *outputs, *partials)
+    dgate, dup, h = activation_gradients(z, dh)
+    dz = torch.cat((dgate, dup), 1)
+    for wanted, values, scale in zip((dz, dz.t(), h.t()), outputs[::2], outputs[1::2]):
+        assert (values.double() * scale - wanted).norm() <= 0.04 * wanted.norm()
+        # Scales are powers of two that just reach the largest value of a row, here to within its rounding.
+        largest = wanted.abs().amax(1, keepdim=True) / 448
+        assert ((scale >= 0.99 * largest) & (scale <= 2.02 * largest)).all()
+
+
 def test_the_wheel_has_each_kernel(device, on):
     arch = aot_kernels.built_for(kernels.OP, device.compute_capability)
-    names = {DTYPE_NAMES[E4M3], DTYPE_NAMES[E5M2]}
+    # The activation and its gradients are written in 16 bits.
+    names = {DTYPE_NAMES[dtype] for dtype in (E4M3, E5M2, torch.bfloat16, torch.float16)}
     assert names == {kernel.config["out"] for kernel in aot_kernels._by_arch(kernels.OP)[arch]}
 
 

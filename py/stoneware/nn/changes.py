@@ -7,6 +7,7 @@ Later, `undo` starts from the current weights, and dequantizes the frozen ones.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from types import MethodType
 from typing import Any
 
@@ -19,6 +20,7 @@ from stoneware.nn.inference import Float8InferenceLinear, frozen_parameter
 from stoneware.nn.linear import Float8Linear, Linear
 from stoneware.nn.proofs import SwiGLUParts
 from stoneware.nn.recipes import BF16
+from stoneware.nn.trained_siblings import Siblings
 
 HOST = "cpu"
 """The type of the device that gets the saved weights if their own device is full."""
@@ -259,6 +261,26 @@ class TrainedFeedForward(Change):
 def _join_again(block: torch.nn.Module, incompatible_keys: object) -> None:
     if isinstance(block, fused_blocks.FusedSwiGLU):
         fused_blocks.join(block)
+
+
+class JoinedSiblings(Change):
+    """A module of which several layers read the same argument -> one that computes them together when it trains."""
+
+    def __init__(self, name: str, owner: torch.nn.Module, layers: Sequence[str]) -> None:
+        super().__init__(name, owner, " + ".join(layers))
+        self.layers = layers
+
+    def change(self) -> None:
+        siblings = Siblings(self.module, self.layers)
+        fused_blocks.fuse(self.module, fused_blocks.SiblingsOwner, fused_blocks.SiblingsState(siblings=siblings))
+        for layer in self.layers:
+            self.module.get_submodule(layer).siblings = siblings
+
+    def revert(self) -> None:
+        fused_blocks.unfuse(self.module)
+        for layer in self.layers:
+            if (module := self.module._modules.get(layer)) is not None:
+                _forget(module, ("siblings",))
 
 
 class NormOwner(Change):

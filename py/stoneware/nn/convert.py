@@ -12,7 +12,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from stoneware.errors import quoted
-from stoneware.nn import data_flow, proofs
+from stoneware.nn import data_flow, proofs, trained_siblings
 from stoneware.nn.arguments import BITS_16, FLOATS, autocast_dtype, has_hooks, is_distributed
 from stoneware.nn.changes import (
     Change,
@@ -20,6 +20,7 @@ from stoneware.nn.changes import (
     FrozenLinear,
     FusedFeedForward,
     FusedNorm,
+    JoinedSiblings,
     NormHandover,
     NormOwner,
     PublishedLinear,
@@ -199,6 +200,10 @@ def _apply(changes: list[Change]) -> None:
         change.settle()
 
 
+_ATTRIBUTES = frozenset({"recipe", "compute_dtype", "handover", "fuse_wgrad_accumulation", "siblings"})
+"""Attributes of converted layers."""
+
+
 class _Converter:
     """Decides on all changes before the first is made."""
 
@@ -230,6 +235,8 @@ class _Converter:
                 self.decide_experts(name, module)
         for name, module in modules:
             self.decide_block(name, module)
+        for name, module in modules:
+            self.decide_siblings(name, module)
         changes = [*self.changes.values()]
         handovers = [handover for name, module in modules for handover in self.handovers(name, module)]
         owners = {
@@ -268,7 +275,7 @@ class _Converter:
             return "torch.nn.TransformerEncoderLayer reads the weights of its layers itself"
         if type(layer) is not torch.nn.Linear and not (self.is_quantized and is_published(layer)):
             return f"it is a {type(layer).__name__}, which may do more than torch.nn.Linear"
-        clashes = sorted({"recipe", "compute_dtype", "handover", "fuse_wgrad_accumulation"} & vars(layer).keys())
+        clashes = sorted(_ATTRIBUTES & vars(layer).keys())
         if clashes:
             return f"it has an attribute {clashes[0]}, which converted layers use"
         if has_hooks(layer):
@@ -360,15 +367,29 @@ class _Converter:
             if is_norm or {*module._modules} >= {"gate_proj", "up_proj", "down_proj"}:
                 self.conversion.kept_blocks[name] = str(error)
 
+    def decide_siblings(self, name: str, module: torch.nn.Module) -> None:
+        """A module of which several layers read the same argument, and train with the recipe of `trained_siblings`."""
+        trained = {*filter(self.is_trained, module.children())}
+        if len(trained) < 2 or self.recipe != trained_siblings.RECIPE or self.fuse_wgrad_accumulation:
+            return
+        if id(module) in self.changes or isinstance(module, FusedBlock) or hasattr(module, "_stoneware"):
+            return
+        layers = data_flow.siblings(module, trained.__contains__)
+        if layers is not None and len(layers) <= trained_siblings.MOST:
+            change = JoinedSiblings(name, module, [child for child in module._modules if child in layers])
+            self.changes[id(module)] = change
+            self.conversion.blocks[name] = change.label
+
     def feed_forward(self, layers: list[torch.nn.Linear]) -> Callable[..., Change] | None:
         """The change of a feed-forward of these layers, if one call can run them."""
         if all(self.is_rowwise(layer) for layer in layers):
             return FusedFeedForward
-        if not self.fuse_wgrad_accumulation and all(
-            isinstance(self.changes.get(id(layer)), TrainedLinear) for layer in layers
-        ):
+        if not self.fuse_wgrad_accumulation and all(self.is_trained(layer) for layer in layers):
             return functools.partial(TrainedFeedForward, recipe=self.recipe)
         return None
+
+    def is_trained(self, layer: torch.nn.Module) -> bool:
+        return isinstance(self.changes.get(id(layer)), TrainedLinear)
 
     def is_rowwise(self, layer: Any) -> bool:
         change = self.changes.get(id(layer))

@@ -1,6 +1,7 @@
 """Follows tensors between the modules of a model, in the source of their classes.
 
 reader     the only layers that read the result of a norm
+siblings   the layers that read the same argument
 foreign    the layers whose weight other code reads
 """
 
@@ -72,6 +73,23 @@ def reader(owner: torch.nn.Module, norm: str, is_reader: Callable[[torch.nn.Modu
     if not layers or not all(is_reader(module.get_submodule(layer)) for layer in layers):
         return None
     return Reader(name=name, layers=layers)
+
+
+def siblings(module: torch.nn.Module, is_layer: Callable[[torch.nn.Module], bool]) -> tuple[str, ...] | None:
+    """The layers of a module that forward calls with one of its arguments, each once, if there are several and forward
+    otherwise reads only the argument's shape, dtype or device.
+
+    Args:
+      module: the module.
+      is_layer: whether a submodule may be one of them.
+    """
+    if _forward(module) is None:
+        return None
+    for name in _parameters(module):
+        layers = _reading_layers(module, [name])
+        if layers and len(layers) > 1 and all(is_layer(module.get_submodule(layer)) for layer in layers):
+            return layers
+    return None
 
 
 def _destination(definition: ast.FunctionDef, norm: str) -> tuple[str, Any] | None:

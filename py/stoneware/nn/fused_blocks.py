@@ -26,6 +26,7 @@ from stoneware.nn.linear import Linear
 from stoneware.nn.proofs import SwiGLUParts
 from stoneware.nn.recipes import RECIPES
 from stoneware.nn.steps import RMSNorm, Step, Steps, native_call
+from stoneware.nn.trained_siblings import Siblings
 from stoneware.tuning import policy
 
 _STATE = "_stoneware"
@@ -475,3 +476,33 @@ class HandoverOwner(FusedBlock):
             return super().forward(*args, **kwargs)
         finally:
             handover.thread = handover.result = None
+
+
+@dataclass(kw_only=True)
+class SiblingsState(State):
+    """The proof that a module calls layers with the same argument.
+
+    Attributes:
+      siblings: these layers.
+    """
+
+    siblings: Siblings
+
+
+class SiblingsOwner(FusedBlock):
+    """A module whose layers of one argument are computed together during its calls in training."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        state: SiblingsState = self._stoneware  # type: ignore[assignment]
+        if (
+            torch.compiler.is_compiling()
+            or not torch.is_grad_enabled()
+            or state.siblings.owner is not self
+            or not state.holds()
+        ):
+            return super().forward(*args, **kwargs)
+        state.siblings.begin()
+        try:
+            return super().forward(*args, **kwargs)
+        finally:
+            state.siblings.end()

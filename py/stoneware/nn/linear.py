@@ -10,6 +10,7 @@ from stoneware.errors import quoted
 from stoneware.nn import main_grad, trained_linear
 from stoneware.nn.arguments import autocast_dtype
 from stoneware.nn.recipes import BF16, RECIPES, why_not
+from stoneware.nn.trained_siblings import Siblings
 
 
 class Linear(torch.nn.Linear):
@@ -22,6 +23,7 @@ class Linear(torch.nn.Linear):
       recipe: "bf16".
       fuse_wgrad_accumulation: whether the gradient of the weight is added to `weight.main_grad` in place,
         and `weight.grad` stays None; see `stoneware.nn.main_grad`. The default is False.
+      siblings: layers that `convert` has it computed with; see `stoneware.nn.trained_siblings`. The default is None.
 
     Shapes:
       x: [..., in_features], bfloat16 or float16, or any dtype under autocast.
@@ -33,6 +35,7 @@ class Linear(torch.nn.Linear):
 
     recipe = BF16
     fuse_wgrad_accumulation = False
+    siblings: Siblings | None = None
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         x: torch.Tensor = input
@@ -41,6 +44,8 @@ class Linear(torch.nn.Linear):
             return self._general(x)
         weight, bias = parameters["weight"], parameters["bias"]
         if torch.is_grad_enabled():
+            if self.siblings is not None and (y := self.siblings.take(self, x)) is not None:
+                return y
             return trained_linear.call(x, weight, bias, None, self.recipe)
         return trained_linear.call_without_grad(self.recipe)(x, weight, bias)
 

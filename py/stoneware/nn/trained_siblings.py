@@ -1,0 +1,254 @@
+"""Layers that read the same argument of a module's forward, as q, k and v of attention do, trained as one node of
+autograd with rowwise fp8: their weights are one operand, and x is quantized once.
+
+The first layer that the module calls computes them all, and the others take their results if they are called with the
+same tensor during that call of the module. Nothing is stored on a tensor, or beyond the call. That the module calls
+each of them with its argument is proved by its code (`data_flow.siblings`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from threading import get_ident
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from stoneware.nn import conditions, steps
+from stoneware.nn.arguments import BITS_16, autocast_dtype, check
+from stoneware.nn.recipes import RECIPES, UNIT, check_is_built, why_not
+from stoneware.nn.steps import Step, Steps
+from stoneware.ops import native_call, tensor_checks
+from stoneware.quantizing import kernels
+from stoneware.tuning import policy
+
+RECIPE = "rowwise"
+"""The recipe whose layers are computed together."""
+
+MOST = 4
+"""Layers of a node."""
+
+
+class Siblings:
+    """The layers of a module, and their results during one of its calls.
+
+    Args:
+      owner: the module.
+      names: of the layers in it.
+
+    Attributes:
+      thread: where a call of the owner runs; None outside of calls.
+    """
+
+    def __init__(self, owner: torch.nn.Module, names: Sequence[str]) -> None:
+        self.owner, self.names = owner, tuple(names)
+        self.thread: int | None = None
+        self._x: torch.Tensor | None = None
+        self._version = 0
+        self._results: dict[int, torch.Tensor] = {}
+
+    def begin(self) -> None:
+        self.thread, self._x, self._results = get_ident(), None, {}
+
+    def end(self) -> None:
+        self.thread, self._x, self._results = None, None, {}
+
+    def take(self, layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor | None:
+        """y of one of the layers, or None if it must compute y itself."""
+        if self.thread != get_ident():
+            return None
+        if self._x is not x or self._version != x._version:
+            self._results = {}  # of another x
+            self._x, self._version = x, x._version
+            if type(x) is torch.Tensor and autocast_dtype(x) is None and self.holds():
+                self._results = self._compute(x)
+        return self._results.pop(id(layer), None)
+
+    def _compute(self, x: torch.Tensor) -> dict[int, torch.Tensor]:
+        layers = self._layers
+        weights = [layer._parameters.get("weight") for layer in layers]
+        if any(weight is None for weight in weights):  # parametrized
+            return {}
+        biases = [layer._parameters["bias"] for layer in layers]
+        absent = [None] * (MOST - len(layers))
+        results = _call(x, *weights, *absent, *biases, *absent, None)
+        return {} if results is None else {id(layer): y for layer, y in zip(layers, results)}
+
+    @functools.cached_property
+    def _layers(self) -> list[Any]:
+        return [self.owner.get_submodule(name) for name in self.names]
+
+    @functools.cached_property
+    def holds(self) -> Callable[[], bool]:
+        """holds() returns whether the layers are unchanged and have no hooks."""
+        layers = self._layers
+        items = [(vars(layer), "_parameters", layer._parameters) for layer in layers]
+        items += [(vars(layer), "recipe", vars(layer).get("recipe")) for layer in layers]
+        items += [(vars(layer), "fuse_wgrad_accumulation", False) for layer in layers]
+        return conditions.check(
+            items=items,
+            submodules=[(self.owner, name, layer) for name, layer in zip(self.names, layers)],
+            forwards=[(layer, type(layer), type(layer).forward) for layer in layers],
+            hooks=[(layer, name) for layer in layers for name in conditions.HOOKS],
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state of a running call is not copied."""
+        return {"owner": self.owner, "names": self.names, "thread": None, "_x": None, "_version": 0, "_results": {}}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Siblings | None:
+        """The siblings in a copy of the owner; a layer copied without its owner has none."""
+        if id(self.owner) not in memo:
+            return None
+        new = memo[id(self)] = Siblings(memo[id(self.owner)], self.names)
+        return new
+
+
+class _Kind(NamedTuple):
+    """What is known of a kind of call before it is made.
+
+    Attributes:
+      state: `policy.state()` of the call.
+      sizes: out_features of each layer.
+      has_bias: whether the layers have biases.
+      forward: call(x, *weights, bias) -> (y of all layers, *saved).
+      backward: call(dy of all layers, x, *weights, *saved) -> (dx, dw of all layers).
+    """
+
+    state: Any
+    sizes: tuple[int, ...]
+    has_bias: bool
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+
+
+class _Siblings(torch.autograd.Function):
+    """Of kind, x, the weights and the biases."""
+
+    @staticmethod
+    def forward(ctx: Any, kind: _Kind, x: torch.Tensor, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        count = len(kind.sizes)
+        weights, biases = parameters[:count], parameters[count:]
+        bias = torch.cat(biases) if kind.has_bias else None
+        y, *saved = policy.run_in(None, kind.forward, x, *weights, bias)
+        ctx.kind = kind
+        ctx.save_for_backward(x, *weights, *saved)
+        return _columns(y, kind.sizes)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        function: Any = once_differentiable(_gradients) if torch.is_grad_enabled() else _gradients
+        results: tuple[torch.Tensor | None, ...] = policy.run_in(ctx.kind.state, function, ctx, *gradients)
+        return results
+
+
+# torch.autograd.Function.apply without its checks for torch.func, whose calls never come here.
+_apply = super(torch.autograd.Function, _Siblings).apply
+
+
+def _columns(y: torch.Tensor, sizes: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    """y [..., n] in parts along n, in the same memory, but not views: those of a node may not be changed in place."""
+    parts, first = [], y.storage_offset()
+    for size in sizes:
+        part = torch.empty(0, dtype=y.dtype, device=y.device)
+        parts.append(part.set_(y.untyped_storage(), first, (*y.shape[:-1], size), y.stride()))
+        first += size
+    return tuple(parts)
+
+
+def _gradients(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    kind = ctx.kind
+    dy = torch.cat(gradients, -1)
+    dx, dw = kind.backward(dy, *ctx.saved_tensors)
+    of_biases: tuple[torch.Tensor, ...] = ()
+    if kind.has_bias:
+        of_biases = steps.rows_of(dy).sum(0).split(kind.sizes)
+    return None, dx, *dw.split(kind.sizes), *of_biases
+
+
+@functools.cache
+def _native(count: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    cast = RECIPES[RECIPE].forward[0]
+    weights = tuple(f"weight_{position}" for position in range(count))
+    saved = tuple(steps.shared(name, cast) for name in ("x", "weight"))
+
+    def quantize(name: str, transpose: bool | str = False) -> Step:
+        parts = weights if name == "weight" else ()
+        return steps.quantize(name, cast, shares=name != "dy", parts=parts, transpose=transpose)
+
+    def multiply(a: str, b: str, result: str) -> Step:
+        return steps.scaled_mm(a, b, result, use_fast_accum=False)
+
+    forward = Steps(
+        ("x", *weights, "bias"),
+        ("y", *saved),
+        (steps.together(quantize("x"), quantize("weight")), steps.scaled_mm("x", "weight", "y", bias="bias")),
+        rows=("y",),
+    )
+    operands = steps.together(quantize("dy", "both"), quantize("weight", True), quantize("x", True))
+    backward = Steps(
+        ("dy", "x", *weights, *saved),
+        ("dx", "dw"),
+        (operands, multiply("dy", "weight_t", "dx"), multiply("dy_t", "x_t", "dw")),
+        rows=("dx",),
+    )
+
+    def run(layer: Steps, optional: Sequence[str] = ()) -> Callable[..., Any]:
+        # Unusual calls never come here.
+        return steps.native_call(layer, lambda *tensors: tuple(layer.run(*tensors)), optional=optional)
+
+    return run(forward, ("bias",)), run(backward)
+
+
+def _make(x: torch.Tensor, *tensors: Any) -> tuple[Any, ...]:
+    """The plan of `_call`; see `native_call.build`."""
+    weights = [weight for weight in tensors[:MOST] if weight is not None]
+    biases = [bias for bias in tensors[MOST : 2 * MOST] if bias is not None]
+    for weight in weights:
+        check(x, weight, (x.dtype,))
+    count, output = len(weights), native_call.dense((*x.shape[:-1], 1), x.dtype)
+    if not _is_one_node(x, weights, biases):
+        return native_call.Direct((_no_results, ())), native_call.is_kept(), x.device, (output,)
+    check_is_built(RECIPE, x.dtype, True, True, bool(biases))
+    sizes = tuple(len(weight) for weight in weights)
+    function = functools.partial(_apply, _Kind(policy.state(), sizes, bool(biases), *_native(count)))
+    positions = [0, *range(1, 1 + count), *range(1 + MOST, 1 + MOST + len(biases))]
+    return native_call.Direct((function, positions)), native_call.is_kept(), x.device, (output,)
+
+
+def _no_results() -> None:
+    """Of layers that are not computed together."""
+
+
+def _is_one_node(x: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor]) -> bool:
+    m = x.numel() // x.shape[-1]
+    if x.dtype not in BITS_16 or not m or m % UNIT or len(biases) not in (0, len(weights)):
+        return False
+    if not all(tensor.requires_grad for tensor in (x, *weights, *biases)):
+        return False
+    if not all(why_not(RECIPE, *weight.shape) is None for weight in weights):
+        return False
+    device = tensor_checks.check_one_device([("x", x)])
+    return device.kind == "cpu" or kernels.why_not_joined(weights, device) is None
+
+
+def _not_usual(*tensors: Any) -> None:
+    """A call in Python: autocast, traces, torch dispatch modes. The layers are called one by one."""
+
+
+_NUM_TENSORS = 2 + 2 * MOST
+
+_fast, _ = native_call.build(
+    _make,
+    _not_usual,
+    num_tensors=_NUM_TENSORS,
+    outs=[_NUM_TENSORS - 1],
+    optional=range(2, _NUM_TENSORS),
+    aligned=range(1 + MOST),
+    is_layer=True,
+)
+
+_call: Callable[..., Any] = _not_usual if _fast is None else _fast.call
+"""call(x, *weights, *biases, None) -> y of each layer, or None; MOST weights and biases, the last of which are None."""
