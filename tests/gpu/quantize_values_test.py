@@ -273,7 +273,9 @@ def test_the_activation_and_its_gradients_in_16_bits(on, m, n, dtype):
     h, dgate, dup = (torch.empty_like(dh) for _ in range(3))
     fused.activation_plan(gate, up)(gate, up, h)
     fused.activation_grad_plan(gate, up, dh)(gate, up, dh, dgate, dup)
-    assert torch.equal(h, fused.silu_mul(z))
+    # To the last bit, which torch's exponential function changes in a few places of 11 bits.
+    torch.testing.assert_close(h, fused.silu_mul(z), rtol=2 * torch.finfo(dtype).eps, atol=0)
+    assert (h != fused.silu_mul(z)).float().mean() <= 0.01
     for found, wanted in zip((dgate, dup), activation_gradients(z, dh)):
         assert (found.double() - wanted).norm() <= 0.01 * wanted.norm()
 
