@@ -61,16 +61,19 @@ def inputs(*shape):
 
 @pytest.fixture
 def counted(monkeypatch):
-    """The calls of the node."""
+    """Whether each call was one node."""
     calls = []
-    call = trained_siblings._call
 
-    def counting(*tensors):
-        results = call(*tensors)
-        calls.append(results is not None)
-        return results
+    def counting(call):
+        def run(*tensors):
+            results = call(*tensors)
+            calls.append(results is not None)
+            return results
 
-    monkeypatch.setattr(trained_siblings, "_call", counting)
+        return run
+
+    for name in ("_call", "_call_cast"):
+        monkeypatch.setattr(trained_siblings, name, counting(getattr(trained_siblings, name)))
     return calls
 
 
@@ -87,6 +90,22 @@ def test_gradients(counted, bias, shape):
         # A key's bias changes no softmax, so its exact gradient is 0.
         scale = wanted["0.q_proj.bias"].norm() if name == "0.k_proj.bias" else value.norm()
         assert (found[name] - value).norm() <= 0.2 * scale, name
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_autocast_casts_all_and_the_gradients_keep_their_dtype(counted, bias):
+    model, (x, dy) = new(bias=bias).float(), inputs(16)
+    exact = copy.deepcopy(model).double()
+    with torch.autocast("cpu", torch.bfloat16):
+        nn.convert(model, "rowwise")
+        found = step(model, x.float(), dy)
+    assert counted == [True]
+    assert found["y"].dtype == torch.bfloat16
+    wanted = step(exact, x.double(), dy.double())
+    for name, value in wanted.items():
+        assert found[name].dtype == (torch.bfloat16 if name == "y" else torch.float32)
+        of = wanted["0.q_proj.bias"] if name == "0.k_proj.bias" else value
+        assert (found[name] - value).norm() <= 0.2 * of.norm(), name
 
 
 def test_results_have_the_bits_of_the_layers_and_may_be_changed_in_place(counted):

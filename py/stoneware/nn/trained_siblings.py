@@ -62,7 +62,7 @@ class Siblings:
         if self._x is not x or self._version != x._version:
             self._results = {}  # of another x
             self._x, self._version = x, x._version
-            if type(x) is torch.Tensor and autocast_dtype(x) is None and self.holds():
+            if type(x) is torch.Tensor and self.holds():
                 self._results = self._compute(x)
         return self._results.pop(id(layer), None)
 
@@ -71,9 +71,13 @@ class Siblings:
         weights = [layer._parameters.get("weight") for layer in layers]
         if any(weight is None for weight in weights):  # parametrized
             return {}
-        biases = [layer._parameters["bias"] for layer in layers]
         absent = [None] * (MOST - len(layers))
-        results = _call(x, *weights, *absent, *biases, *absent, None)
+        tensors: list[Any] = [x, *weights, *absent, *(layer._parameters["bias"] for layer in layers), *absent]
+        dtype = autocast_dtype(x)
+        if dtype is None:
+            results = _call(*tensors, None)
+        else:
+            results = _call_cast(*(tensor if tensor is None else tensor.to(dtype) for tensor in tensors), None)
         return {} if results is None else {id(layer): y for layer, y in zip(layers, results)}
 
     @functools.cached_property
@@ -235,20 +239,24 @@ def _is_one_node(x: torch.Tensor, weights: list[torch.Tensor], biases: list[torc
 
 
 def _not_usual(*tensors: Any) -> None:
-    """A call in Python: autocast, traces, torch dispatch modes. The layers are called one by one."""
+    """A call in Python: traces, torch dispatch modes, subclasses. The layers are called one by one."""
 
 
-_NUM_TENSORS = 2 + 2 * MOST
+def _built(*, is_cast: bool) -> Callable[..., Any]:
+    num_tensors = 2 + 2 * MOST
+    fast, _ = native_call.build(
+        _make,
+        _not_usual,
+        num_tensors=num_tensors,
+        outs=[num_tensors - 1],
+        optional=range(2, num_tensors),
+        aligned=range(1 + MOST),
+        is_layer=True,
+        is_cast=is_cast,
+    )
+    return _not_usual if fast is None else fast.call
 
-_fast, _ = native_call.build(
-    _make,
-    _not_usual,
-    num_tensors=_NUM_TENSORS,
-    outs=[_NUM_TENSORS - 1],
-    optional=range(2, _NUM_TENSORS),
-    aligned=range(1 + MOST),
-    is_layer=True,
-)
 
-_call: Callable[..., Any] = _not_usual if _fast is None else _fast.call
-"""call(x, *weights, *biases, None) -> y of each layer, or None; MOST weights and biases, the last of which are None."""
+_call, _call_cast = _built(is_cast=False), _built(is_cast=True)
+"""call(x, *weights, *biases, None) -> y of each layer, or None; MOST weights and biases, the last of which are None.
+The second is for what was cast for torch.autocast."""
