@@ -77,16 +77,20 @@ def reader(owner: torch.nn.Module, norm: str, is_reader: Callable[[torch.nn.Modu
 
 def siblings(module: torch.nn.Module, is_layer: Callable[[torch.nn.Module], bool]) -> tuple[str, ...] | None:
     """The layers of a module that forward calls with one of its arguments, each once, if there are several and forward
-    otherwise reads only the argument's shape, dtype or device.
+    otherwise reads only the argument's shape, dtype or device, and assigns nothing to it.
 
     Args:
       module: the module.
       is_layer: whether a submodule may be one of them.
     """
-    if _forward(module) is None:
+    definition = _forward(module)
+    if definition is None:
         return None
+    assigned = {
+        node.id for node in ast.walk(definition) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+    }
     for name in _parameters(module):
-        layers = _reading_layers(module, [name])
+        layers = None if name in assigned else _reading_layers(module, [name])
         if layers and len(layers) > 1 and all(is_layer(module.get_submodule(layer)) for layer in layers):
             return layers
     return None
