@@ -29,6 +29,12 @@ WHEELS = {
     "contourpy": ("1.3.3", {
         "contourpy-1.3.3-cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl": "51e79c1f7470158e838808d4a996fa9bac72c498e93d8ebe5119bc1e6becb0db",
     }),
+    "cuda-bindings": ("13.0.3", {
+        "cuda_bindings-13.0.3-cp311-cp311-manylinux_2_24_x86_64.manylinux_2_28_x86_64.whl": "9afede5937474864aa794eb57399dbdf5d2b05427aadcac275209b0857528a61",
+    }),
+    "cuda-pathfinder": ("1.9.1", {
+        "cuda_pathfinder-1.9.1-py3-none-any.whl": "b743c132f90ad2d1e71d43fd28f31ebcde518f943e50fd44aca62b2a80d5230d",
+    }),
     "cycler": ("0.12.1", {
         "cycler-0.12.1-py3-none-any.whl": "85cef7cff222d8644161529808465972e51340599459b8ac3ccbac5a854e0d30",
     }),
@@ -127,6 +133,9 @@ WHEELS = {
     }),
     "nvidia-ml-py": ("13.615.71", {
         "nvidia_ml_py-13.615.71-py3-none-any.whl": "959bf4adf6fe1308e4bd739e722236b0d1ec8392e2cefad33ff70c311380b9b6",
+    }),
+    "nvidia-nvjitlink": ("13.0.88", {
+        "nvidia_nvjitlink-13.0.88-py3-none-manylinux2010_x86_64.manylinux_2_12_x86_64.whl": "13a74f429e23b921c1109976abefacc69835f2f433ebd323d3946e11d804e47b",
     }),
     "nvidia-nvvm": ("13.0.88", {
         "nvidia_nvvm-13.0.88-py3-none-manylinux2010_x86_64.manylinux_2_12_x86_64.whl": "c5f41ffeb6466944a026dfa5317d7d85355c119bbec279205d22f1869d1054e0",
