@@ -4,7 +4,7 @@ load(":config_checks.bzl", "config_function", "field", "one_of", "positives")
 load(":kernel_config.bzl", "join", "kernel_config", "kernel_family")
 load(":tile_rules.bzl", "WARP_GROUPS_PER_TILE", "schedule_field", "swap_ab_field", "tile_rules")
 
-_SHARED_HDRS = ["config.h", "grouped_mm_sm90.h", "grouped_tiles.h"]
+_SHARED_HDRS = ["config.h", "epilogue_sm90.h", "grouped_mm_sm90.h", "grouped_tiles.h"]
 
 _FAMILY = kernel_family(
     name = "grouped_mm_sm90",
@@ -20,6 +20,7 @@ _FAMILY = kernel_family(
         "grouped_mm_sm90_host.h",
         "operand_map.h",
     ],
+    is_open = True,
 )
 
 _K_BYTES = 128

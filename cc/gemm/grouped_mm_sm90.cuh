@@ -163,8 +163,8 @@ class GroupedTileStore {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int at = (block + i) * 4 + half * 2;
-          words[half][i] = Pack<Shape::kOut>(sums[at] * scale_a[half] * scale_b[0],
-                                             sums[at + 1] * scale_a[half] * scale_b[1]);
+          words[half][i] = Finish(sums[at] * scale_a[half] * scale_b[0],
+                                  sums[at + 1] * scale_a[half] * scale_b[1], m[half], n);
         }
       }
       // Lane q of the quad gets all eight columns of block + q.
@@ -192,8 +192,9 @@ class GroupedTileStore {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int at = (block + i) * 4 + half * 2;
-          words[2 * i + half] = TransposeInWarp(Pack<Shape::kOut>(
-              sums[at] * scale_a[0] * scale_b[half], sums[at + 1] * scale_a[1] * scale_b[half]));
+          words[2 * i + half] = TransposeInWarp(Finish(sums[at] * scale_a[0] * scale_b[half],
+                                                       sums[at + 1] * scale_a[1] * scale_b[half], m,
+                                                       first_n + lane_ / 4 + 8 * half));
         }
       }
       // Word 2 * i + half holds row lane / 4 of block + i, n of `half`. Lane q of the quad gets the
@@ -202,6 +203,18 @@ class GroupedTileStore {
       const int m = tile_.m_begin + (block + quad_lane_ / 2) * 8 + lane_ / 4;
       const int n = first_n + (quad_lane_ % 2) * 8;
       if (m < tile_.m_end && n < params_.n) StoreEight(m, n, words);
+    }
+  }
+
+  // Rounds two neighbours, of n or with swapped operands of m, after the epilogue of an open
+  // kernel.
+  __device__ __forceinline__ unsigned Finish(float first, float second, int m, int n) const {
+    if constexpr (Shape::kIsOpen) {
+      const EpiloguePair pair = {m, n, Shape::kSwapAb, tile_.m_end, params_.n, tile_.group};
+      const float2 values = RunEpilogue(make_float2(first, second), pair, params_);
+      return Pack<Shape::kOut>(values.x, values.y);
+    } else {
+      return Pack<Shape::kOut>(first, second);
     }
   }
 

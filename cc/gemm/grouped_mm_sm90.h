@@ -35,6 +35,7 @@
 #include <cstdint>
 
 #include "cc/gemm/config.h"
+#include "cc/gemm/epilogue_sm90.h"
 #include "cc/gemm/grouped_tiles.h"
 
 namespace stoneware::gemm::sm90 {
@@ -45,6 +46,7 @@ struct GroupedMmShape {
   static constexpr DType kOperand = Config::kA;
   static_assert(kOperand == Config::kB);
   static constexpr DType kOut = Config::kOut;
+  static constexpr bool kIsOpen = sm90::kIsOpen<Config>;
   static constexpr int kOperandBytes = BytesOf(kOperand);
   static_assert(BytesOf(kOut) == 2);
 

@@ -47,6 +47,28 @@ extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1)
 }}}}
 """
 
+# The kernels of one op, open: cc/gemm/epilogue_sm90.h.
+_OPEN = """\
+// Generated: open kernels of {family}.
+
+#include "cc/gemm/{family}.cuh"
+
+using namespace stoneware::gemm;
+
+template <class Config>
+using Kernel = sm90::{template}Kernel<sm90::Open<Config>>;
+"""
+
+_OPEN_KERNEL = """\
+#include "{config_header}"
+
+extern "C" __global__ void __launch_bounds__(Kernel<{id}_config>::kThreads, 1)
+{id}(__grid_constant__ const sm90::OpenParams<Kernel<{id}_config>::Params> params) {{
+  extern __shared__ __align__(Kernel<{id}_config>::kSharedAlignment) char shared_storage[];
+  Kernel<{id}_config>::Run(params, shared_storage);
+}}
+"""
+
 _HOST = """\
 // Generated: the host side of every kernel of {family}.
 
@@ -66,7 +88,7 @@ const stoneware::gemm::KernelEntry {{entry}} =
                                                                             {{cubin_end}});
 """
 
-def kernel_family(name, template, device_hdrs, host_hdrs):
+def kernel_family(name, template, device_hdrs, host_hdrs, is_open = False):
     """A family: what its kernels' generated sources include and name.
 
     Args:
@@ -74,11 +96,13 @@ def kernel_family(name, template, device_hdrs, host_hdrs):
       template: the first part of both names.
       device_hdrs: labels of the headers of a cubin.
       host_hdrs: labels of those of the host object.
+      is_open: whether its kernels are built open, too (epilogue_sm90.h).
 
     Returns:
       A struct for cubin_library.
     """
     names = {"family": name, "template": template}
+    open_texts = {"open": _OPEN.format(**names), "open_kernel": _OPEN_KERNEL} if is_open else {}
     return struct(
         name = name,
         device = _DEVICE.format(**names),
@@ -86,6 +110,7 @@ def kernel_family(name, template, device_hdrs, host_hdrs):
         host = _HOST.format(**names),
         host_entry = _HOST_ENTRY.format(**names),
         host_hdrs = host_hdrs,
+        **open_texts
     )
 
 def _member(name, value):

@@ -7,7 +7,7 @@ load(":config_checks.bzl", "config_function", "field", "one_of", "positives")
 load(":kernel_config.bzl", "join", "kernel_config", "kernel_family")
 load(":tile_rules.bzl", "SCALE_BLOCK", "swap_ab_field", "tile_rules")
 
-_SHARED_HDRS = ["config.h", "fast_divmod.h", "grouped_tiles.h", "persistent_mm_sm90.h"]
+_SHARED_HDRS = ["config.h", "epilogue_sm90.h", "fast_divmod.h", "grouped_tiles.h", "persistent_mm_sm90.h"]
 
 _FAMILY = kernel_family(
     name = "persistent_mm_sm90",
@@ -29,6 +29,7 @@ _FAMILY = kernel_family(
         "operand_map.h",
         "persistent_mm_sm90_host.h",
     ],
+    is_open = True,
 )
 
 _OPERAND_BYTES = {"bf16": 2, "e4m3": 1, "e5m2": 1, "fp16": 2}

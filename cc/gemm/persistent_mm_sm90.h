@@ -60,6 +60,7 @@
 #include <cstdint>
 
 #include "cc/gemm/config.h"
+#include "cc/gemm/epilogue_sm90.h"
 #include "cc/gemm/fast_divmod.h"
 #include "cc/gemm/grouped_tiles.h"
 
@@ -138,6 +139,8 @@ struct PersistentMmShape {
   static constexpr bool kFullTiles = Config::kFullTiles;
 
   static constexpr bool kGroups = Config::kGroups;
+
+  static constexpr bool kIsOpen = sm90::kIsOpen<Config>;
 
   // Rows and columns are those of what is computed: with swapped operands d^T.
   static constexpr bool kSwapAb = Config::kSwapAb;

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "cc/gemm/epilogue_sm90.h"
 #include "cc/gemm/persistent_mm_block_sm90.cuh"
 #include "cc/gemm/persistent_mm_boxes_sm90.cuh"
 #include "cc/gemm/persistent_mm_groups_sm90.cuh"
@@ -282,12 +283,13 @@ class TileStore {
             const float2 pair = half == 0 ? make_float2(sum.x, sum.y) : make_float2(sum.z, sum.w);
             if constexpr (Shape::kSwapAb) {
               words[2 * i + half] =
-                  Pack<Shape::kOut>(column_scale.x * pair.x * row_scale + biases_[at],
-                                    column_scale.y * pair.y * row_scale + biases_[at]);
+                  Finish(column_scale.x * pair.x * row_scale + biases_[at],
+                         column_scale.y * pair.y * row_scale + biases_[at], at, column);
             } else {
               const float2 bias = Pair(biases_, column);
-              words[2 * i + half] = Pack<Shape::kOut>(row_scale * pair.x * column_scale.x + bias.x,
-                                                      row_scale * pair.y * column_scale.y + bias.y);
+              words[2 * i + half] =
+                  Finish(row_scale * pair.x * column_scale.x + bias.x,
+                         row_scale * pair.y * column_scale.y + bias.y, at, column);
             }
           }
         }
@@ -318,6 +320,27 @@ class TileStore {
     }
   }
 
+  // Rounds two neighbours along the columns, after the epilogue of an open kernel.
+  __device__ __forceinline__ unsigned Finish(float first, float second, int row, int column) const {
+    if constexpr (Shape::kIsOpen) {
+      int m_end = EndM();
+      // The last of the shares of 16 columns may reach into the next tile.
+      if constexpr (Shape::kColumns % 16 != 0) m_end = min(m_end, offset_.m + Shape::kTileM);
+      int group = 0;
+      if constexpr (Shape::kGroups) group = offset_.group;
+      const EpiloguePair pair = {offset_.m + (Shape::kSwapAb ? column : row),
+                                 offset_.n + (Shape::kSwapAb ? row : column),
+                                 Shape::kSwapAb,
+                                 m_end,
+                                 params_.n,
+                                 group};
+      const float2 values = RunEpilogue(make_float2(first, second), pair, params_);
+      return Pack<Shape::kOut>(values.x, values.y);
+    } else {
+      return Pack<Shape::kOut>(first, second);
+    }
+  }
+
   __device__ const CUtensorMap* MapOf(bool is_whole) const {
     if constexpr (Shape::kNarrowBoxes) {
       if (!is_whole) return &params_.narrow_d_map;
@@ -345,9 +368,10 @@ class TileStore {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           // Two m of one n.
-          words[2 * i + half] = Pack<Shape::kOut>(
-              scale_a.x * sums[(block + i) * 4 + half * 2] * scale_b[half] + bias[half],
-              scale_a.y * sums[(block + i) * 4 + half * 2 + 1] * scale_b[half] + bias[half]);
+          words[2 * i + half] =
+              Finish(scale_a.x * sums[(block + i) * 4 + half * 2] * scale_b[half] + bias[half],
+                     scale_a.y * sums[(block + i) * 4 + half * 2 + 1] * scale_b[half] + bias[half],
+                     row + lane_ / 4 + 8 * half, (block + i) * 8 + 2 * quad_lane_);
         }
       }
       if constexpr (kUsesBoxes) {
@@ -411,8 +435,9 @@ class TileStore {
         const float* const pair = &sums[at * 4 + i % 2 * 2];
         const float2 scale_b = ScalePair(scales_b_, at * 8 + 2 * quad_lane_);
         const float2 bias = Pair(biases_, at * 8 + 2 * quad_lane_);
-        words[i] = Pack<Shape::kOut>(scale_a[i % 2] * pair[0] * scale_b.x + bias.x,
-                                     scale_a[i % 2] * pair[1] * scale_b.y + bias.y);
+        words[i] = Finish(scale_a[i % 2] * pair[0] * scale_b.x + bias.x,
+                          scale_a[i % 2] * pair[1] * scale_b.y + bias.y,
+                          row + lane_ / 4 + 8 * (i % 2), at * 8 + 2 * quad_lane_);
       }
       // Lane q of the quad gets the eight n of half q % 2 of block q / 2.
       TransposeInQuad(words, quad_lane_);
@@ -443,8 +468,9 @@ class TileStore {
         const int at = block + i / 2;
         const int half = i % 2;
         const float* const pair = &sums[first_column / 2 + at * 4 + half * 2];
-        words[i] = Pack<Shape::kOut>(scale_a[half] * pair[0] * scale_b[at].x + bias[at].x,
-                                     scale_a[half] * pair[1] * scale_b[at].y + bias[at].y);
+        words[i] = Finish(scale_a[half] * pair[0] * scale_b[at].x + bias[at].x,
+                          scale_a[half] * pair[1] * scale_b[at].y + bias[at].y,
+                          row + lane_ / 4 + 8 * half, first_column + at * 8 + 2 * quad_lane_);
       }
       boxes_.template Write<kBoxColumns, false>(
           words, warp_ * 16 + lane_matrix_ % 2 * 8 + lane_row_, block + lane_matrix_ / 2);

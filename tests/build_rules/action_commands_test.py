@@ -37,6 +37,7 @@ _PROGRAMS = {
     "CudaCubin": _NVCC_WRAPPER,
     "KernelManifest": r"bazel-out/[\w.-]+/bin/tools/build_rules/private/write_manifest",
     "NanobindStub": r"bazel-out/[\w.-]+/bin/external/stoneware_nanobind/stubgen",
+    "OpenKernels": _NVCC_WRAPPER,
     # Offered for py_binary targets, not run: .bazelrc sets --nobuild_python_zip.
     "PythonZipper": r"external/bazel_tools/tools/zip/\S*zipper",
     "PythonWheel": r"bazel-out/[\w.-]+/bin/tools/build_rules/private/write_wheel",
@@ -96,10 +97,18 @@ def test_every_compiler_action_runs_its_pinned_program(commands):
 
 def test_every_nvcc_action_runs_the_pinned_nvcc_with_clang_as_host_compiler(commands):
     expected = f"{_NVCC} -ccbin {_CLANG}"
-    found = [" ".join(command["argv"][1:4]) for command in of(commands, "CudaCubin")]
+    nvcc = of(commands, "CudaCubin", "OpenKernels")
+    found = [" ".join(command["argv"][1:4]) for command in nvcc]
     assert found
     assert [words for words in found if not re.fullmatch(expected, words)] == []
-    assert [command for command in of(commands, "CudaCubin") if command["argv"].count("-ccbin") != 1] == []
+    assert [command for command in nvcc if command["argv"].count("-ccbin") != 1] == []
+
+
+def test_no_working_folder_gets_into_lto_ir(commands):
+    """nvcc takes it from $PWD, which must be the same wherever Bazel runs."""
+    found = of(commands, "OpenKernels")
+    assert found
+    assert {command["env"].get("PWD") for command in found} == {"/proc/self/cwd"}
 
 
 def test_every_other_action_runs_a_program_of_the_repository(commands):

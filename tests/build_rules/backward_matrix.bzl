@@ -1,8 +1,11 @@
-"""backward_matrix_test: which matmuls a kernel serves, by flag, library and kernel; nothing is compiled."""
+"""backward_matrix_test: which matmuls a kernel serves, and which are open, by flag, library and kernel.
+
+Nothing is compiled.
+"""
 
 load("//tests/build_rules:own_family.bzl", "own_kernel")
 load("//tools/build_rules:defs.bzl", "cubin_library", "triton_aot")
-load("//tools/build_rules/private:providers.bzl", "KernelInfo")
+load("//tools/build_rules/private:providers.bzl", "KernelInfo", "OpenKernelsInfo")
 
 _SETTINGS = ["inherit", "on", "off"]
 
@@ -48,6 +51,16 @@ def _found(libraries):
                 found[kernel.id] = (is_built, json.decode(kernel.serves))
     return found
 
+def _open_kernels(libraries):
+    """The ids of the open kernels."""
+    return [
+        id
+        for library in libraries
+        if OpenKernelsInfo in library
+        for file in library[OpenKernelsInfo].files.to_list()
+        for id in file.kernels
+    ]
+
 def _backward_matrix_test_impl(ctx):
     problems = []
     for flag, libraries in ctx.split_attr.libraries.items():
@@ -60,6 +73,9 @@ def _backward_matrix_test_impl(ctx):
                     expected[_id(library, kernel, name)] = (any(serves.values()), serves)
         if len(found) != len(expected):
             problems.append("{} kernels with the flag {}, not {}".format(len(found), flag, len(expected)))
+        built = [id for id, (is_built, _) in found.items() if is_built and _TRITON not in id]
+        if sorted(_open_kernels(libraries)) != sorted(built):
+            problems.append("flag {}: the open kernels are not those that are built".format(flag))
         problems += [
             "flag {}: {} is {}, not {}".format(flag, id, found.get(id), what)
             for id, what in expected.items()

@@ -20,6 +20,14 @@ extern "C" const own::Entry {entry};
 const own::Entry {entry} = {{own::{id}_config::kValue, {cubin_begin}, {cubin_end}}};
 """,
     host_hdrs = [],
+    open = """\
+extern "C" __device__ float own_epilogue(float value);
+""",
+    open_kernel = """\
+#include "{config_header}"
+
+extern "C" __global__ void {id}(float* out) {{ *out = own_epilogue(own::{id}_config::kValue); }}
+""",
 )
 
 _HEADER = """\

@@ -4,7 +4,8 @@ load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain", "use_c
 load(":backward.bzl", "narrower")
 load(":cuda_cubin.bzl", "cuda_cubin")
 load(":cuda_library.bzl", "cuda_library")
-load(":providers.bzl", "CudaArchsInfo", "KernelInfo")
+load(":open_kernels.bzl", "open_kernels")
+load(":providers.bzl", "CudaArchsInfo", "KernelInfo", "OpenKernelsInfo")
 
 _EMBED_ONE = """\
     .section .rodata.{id}_cubin, "a", @progbits
@@ -135,6 +136,12 @@ def _embedded_kernels_impl(ctx):
         DefaultInfo(files = depset([kernel.cubin for kernel in kernels])),
         CcInfo(compilation_context = compilation_context, linking_context = linking_context),
         KernelInfo(kernels = depset(kernels), removed = depset(removed)),
+        OpenKernelsInfo(files = depset([
+            file
+            for target in ctx.attr.open_kernels
+            for file in target[OpenKernelsInfo].files.to_list()
+            if file.arch in archs
+        ])),
     ]
 
 _embedded_kernels = rule(
@@ -150,6 +157,7 @@ _embedded_kernels = rule(
         ),
         "kernels": attr.label_list(providers = [KernelInfo]),
         "namespace": attr.string(mandatory = True),
+        "open_kernels": attr.label_list(providers = [OpenKernelsInfo]),
         "_cuda_archs": attr.label(default = Label("//:cuda_archs"), providers = [CudaArchsInfo]),
     },
     fragments = ["cpp"],
@@ -194,6 +202,26 @@ def _cubin(config, backend, backward, tags):
         kernel_id = config.id,
         op = config.op,
         serves = getattr(config, "serves", ["forward"]),
+        tags = tags,
+    )
+
+def _open(name, file_name, configs, tags):
+    """The open kernels of one family for one op and architecture."""
+    family = configs[0].family
+    for config in configs:
+        if config.defines:
+            fail("cubin_library: an open kernel must have no defines, since it is compiled with others, but {} has {}; omit them, or the family's `open`"
+                .format(config.id, config.defines))
+    open_kernels(
+        name = name,
+        arch = configs[0].arch,
+        file_name = file_name,
+        hdrs = family.device_hdrs + [config.id + "_config.h" for config in configs],
+        head = family.open,
+        kernels = {
+            ":" + config.id + "_cubin": family.open_kernel.format(**_names(config))
+            for config in configs
+        },
         tags = tags,
     )
 
@@ -283,7 +311,10 @@ def cubin_library(
                     `host`, how the source of the host object begins; and `host_entry`, what it has
                     for each kernel, with {id}, {config_header}, {cubin_begin} and {cubin_end}
                     (chars of extern "C" linkage) and {entry}, the constant to define, extern "C"
-                    too. Braces that shall stay are written twice.
+                    too. Braces that shall stay are written twice. Two more if its kernels are
+                    also built open, as LTO-IR that calls a function which is linked later: `open`,
+                    how the source of a family's open kernels begins, and `open_kernel`, what it
+                    has for each, a text for str.format with {id} and {config_header}
 
     The library defines, in `namespace`, `const entry_type* const kKernelEntries[]` and
     `const std::size_t kNumKernelEntries`.
@@ -316,13 +347,19 @@ def cubin_library(
       visibility: of the libraries.
     """
     families = {}
+    open_groups = {}
     check_ids(configs)
     for config in configs:
         key = "{}_{}_{}_host".format(name, config.family.name, config.arch)
         families.setdefault(key, []).append(config)
+        if hasattr(config.family, "open"):
+            key = "{}_{}_{}".format(config.family.name, config.op, config.arch)
+            open_groups.setdefault(key, []).append(config)
         _cubin(config, backend, backward, tags)
     for key, of_family in families.items():
         _host(key, of_family, deps, copts, tags)
+    for key, of_op in open_groups.items():
+        _open("{}_{}_open".format(name, key), key, of_op, tags)
     for library, names in ({name: _names_of(configs)} | subsets).items():
         check_subset(library, names, _names_of(configs))
         _embedded_kernels(
@@ -336,6 +373,11 @@ def cubin_library(
             },
             kernels = [":" + config.id + "_cubin" for config in configs if config.family.name in names],
             namespace = namespace,
+            open_kernels = [
+                ":{}_{}_open".format(name, key)
+                for key, of_op in open_groups.items()
+                if of_op[0].family.name in names
+            ],
             tags = tags,
             visibility = visibility,
             deps = deps,

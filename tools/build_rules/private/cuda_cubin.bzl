@@ -2,7 +2,7 @@
 
 load(":backward.bzl", "BACKWARD_ATTRS", "served")
 load(":cuda_toolchain.bzl", "CUDA_TOOLCHAIN")
-load(":nvcc.bzl", "NVCC_ATTRS", "gencode", "run_nvcc")
+load(":nvcc.bzl", "NVCC_ATTRS", "gencode", "run_nvcc", "source_includes")
 load(":providers.bzl", "KernelInfo")
 
 def _cuda_cubin_impl(ctx):
@@ -24,11 +24,7 @@ def _cuda_cubin_impl(ctx):
         out = cubin,
         flags = [gencode(ctx.attr.arch), "-O3", "-Xptxas", "-v", "-cubin"],
         defines = ctx.attr.defines,
-        includes = [
-            ctx.label.workspace_root or ".",
-            # Generated headers.
-            "/".join([part for part in [ctx.bin_dir.path, ctx.label.workspace_root] if part]),
-        ],
+        includes = source_includes(ctx),
         inputs = depset(ctx.files.hdrs),
         mnemonic = "CudaCubin",
     )

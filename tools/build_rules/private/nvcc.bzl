@@ -16,6 +16,11 @@ def gencode(arch):
     """nvcc's flag for machine code of one architecture ("sm_90a"), without PTX."""
     return "-gencode=arch=compute_{0},code=sm_{0}".format(arch.removeprefix("sm_"))
 
+def source_includes(ctx):
+    """Folders of this repository's headers, written and generated, of a rule that compiles CUDA."""
+    root = ctx.label.workspace_root
+    return [root or ".", "/".join([part for part in [ctx.bin_dir.path, root] if part])]
+
 def cuda_includes(ctx):
     """Folders of CUDA's and CUTLASS's headers, of a rule that compiles CUDA."""
     cuda = ctx.toolchains[CUDA_TOOLCHAIN].cuda.path
@@ -31,7 +36,7 @@ def cuda_includes(ctx):
 def _memory(_os, _num_inputs):
     return {"cpu": 1, "memory": 4300}
 
-def run_nvcc(ctx, *, src, out, flags, defines, includes, inputs, mnemonic):
+def run_nvcc(ctx, *, src, out, flags, defines, includes, inputs, mnemonic, env = {}):
     """One nvcc action, the same bytes from any folder.
 
     Args:
@@ -43,6 +48,7 @@ def run_nvcc(ctx, *, src, out, flags, defines, includes, inputs, mnemonic):
       includes: list of include folders, execution-root relative.
       inputs: depset of Files in addition to the toolchain.
       mnemonic: the action's mnemonic.
+      env: further environment variables of nvcc.
     """
 
     # cudafe++ and cicc put the source's real path and nvcc its process id into symbol names; both are
@@ -79,8 +85,40 @@ def run_nvcc(ctx, *, src, out, flags, defines, includes, inputs, mnemonic):
         inputs = depset([src, ctx.file._cutlass], transitive = [inputs, toolchain.files]),
         toolchain = CUDA_TOOLCHAIN,
         outputs = [out],
-        env = {"PATH": "/bin:/usr/bin"},
+        env = {"PATH": "/bin:/usr/bin"} | env,
         mnemonic = mnemonic,
         progress_message = "Compiling %{label}",
         resource_set = _memory,
+    )
+
+def compile_lto_ir(ctx, *, src, out, arch, hdrs, mnemonic):
+    """One nvcc action that makes LTO-IR, in a fatbin, which nvcc compresses.
+
+    LTO-IR has the working folder, by $PWD, and paths of sources, which are relative to it. So it is the same in
+    any folder, but not under another -c option.
+
+    Args:
+      ctx: context of a rule with NVCC_ATTRS and CUDA_TOOLCHAIN.
+      src: File, the source.
+      out: File, the fatbin.
+      arch: for example "sm_90a".
+      hdrs: list of Files, headers by their path in this repository.
+      mnemonic: the action's mnemonic.
+    """
+    run_nvcc(
+        ctx,
+        src = src,
+        out = out,
+        flags = [
+            "-gencode=arch=compute_{0},code=lto_{0}".format(arch.removeprefix("sm_")),
+            "-rdc=true",
+            "-O3",
+            "--compress-mode=size",
+            "-fatbin",
+        ],
+        defines = [],
+        includes = source_includes(ctx),
+        inputs = depset(hdrs),
+        mnemonic = mnemonic,
+        env = {"PWD": "/proc/self/cwd"},
     )

@@ -10,6 +10,13 @@ KernelInfo = provider(
     },
 )
 
+OpenKernelsInfo = provider(
+    doc = "LTO-IR of kernels that call a device function which is linked later.",
+    fields = {
+        "files": "depset of struct(file, arch, kernels): kernels are the ids of those in the file",
+    },
+)
+
 BackwardInfo = provider(
     doc = "Whether a build has kernels for gradients.",
     fields = {"is_on": "bool"},

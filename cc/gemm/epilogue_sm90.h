@@ -1,0 +1,68 @@
+// The epilogue of an open kernel: a device function that is linked after the kernel was compiled.
+//
+//   d[m, n] = epilogue(scales and bias applied to the sums of m and n, m, n, parameters)
+//
+// A kernel of Config is closed, and a kernel of Open<Config> is open: it is compiled to LTO-IR, and
+// calls stoneware_epilogue without a definition. nvJitLink links a definition into it and inlines
+// the calls. With a definition that returns its values, the machine code is that of the closed
+// kernel (tests/open_kernels).
+//
+// What the function must expect:
+//   - All threads of a warp call it together: it may shuffle.
+//   - It gets each value of d. It also gets values of rows from `m_end` on and of columns from
+//     `n_end` on: they are meaningless, and no memory must be read or written for them.
+//   - The order of calls is undefined. With full tiles (persistent_mm_sm90.h) some rows are in two
+//     tiles, so that it gets their values twice, bitwise the same.
+
+#pragma once
+
+namespace stoneware::gemm::sm90 {
+
+// The position of two neighbours in d.
+struct EpiloguePair {
+  int m;            // of the first
+  int n;            // of the first
+  bool is_along_m;  // the second is [m + 1, n]; otherwise it is [m, n + 1]
+  int m_end;        // one past the last row of d, of the group, or of an odd tile
+  int n_end;        // the columns of d
+  int group;        // of grouped_mm; otherwise 0
+};
+
+// What the host passes to the epilogue: any bytes. They are part of the kernel's parameter, which
+// each launch and each node of a CUDA graph copies. A variable of the epilogue's module would be
+// shared by all launches.
+struct alignas(64) EpilogueParams {
+  static constexpr int kBytes = 512;
+
+  unsigned char bytes[kBytes];
+};
+
+extern "C" __device__ float2 stoneware_epilogue(float2 values, EpiloguePair pair,
+                                                const EpilogueParams* params);
+
+template <class Config>
+struct Open : Config {};
+
+template <class Config>
+inline constexpr bool kIsOpen = false;
+
+template <class Config>
+inline constexpr bool kIsOpen<Open<Config>> = true;
+
+// The only parameter of an open kernel: what the closed one has, and then the epilogue's.
+template <class Params>
+struct OpenParams : Params {
+  EpilogueParams epilogue;
+};
+
+// The values of a pair, as the epilogue of an open kernel returns them. `params` belongs to an
+// OpenParams.
+template <class Params>
+__device__ __forceinline__ float2 RunEpilogue(float2 values, const EpiloguePair& pair,
+                                              const Params& params) {
+  static_assert(sizeof(OpenParams<Params>) == sizeof(Params) + sizeof(EpilogueParams),
+                "the host appends the epilogue's parameters");
+  return stoneware_epilogue(values, pair, &static_cast<const OpenParams<Params>&>(params).epilogue);
+}
+
+}  // namespace stoneware::gemm::sm90
