@@ -21,8 +21,8 @@ def kernel(id: str, cubin: str) -> dict:
     return {"id": id, "op": "add", "backend": "none", "arch": "sm_90", "config": {"tile": [1, 2]}, "cubin": cubin}
 
 
-def listing(kernels: list[dict], left_out=(), removed=(), backward="on") -> dict:
-    return {"backward": backward, "kernels": kernels, "left_out": left_out, "removed": removed}
+def listing(kernels: list[dict], left_out=(), removed=(), backward="on", open_files=()) -> dict:
+    return {"backward": backward, "kernels": kernels, "left_out": left_out, "open": open_files, "removed": removed}
 
 
 def elf(sections: dict[str, bytes | int]) -> bytes:
@@ -119,6 +119,17 @@ def test_manifest_has_digest_and_size_and_drops_the_path(write):
         ],
     }
     assert ".cubin" not in text
+
+
+def test_files_of_open_kernels_have_name_digest_and_size(write, tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/z.fatbin").write_bytes(b"z")
+    (tmp_path / "y.fatbin").write_bytes(b"yy")
+    files = [{"file": "folder/z.fatbin", "kernels": ["b", "a"]}, {"file": "y.fatbin", "kernels": ["c"]}]
+    assert json.loads(write([], open_files=files))["open"] == [
+        {"name": "y.fatbin", "kernels": ["c"], "size_bytes": 2, "sha256": hashlib.sha256(b"yy").hexdigest()},
+        {"name": "z.fatbin", "kernels": ["a", "b"], "size_bytes": 1, "sha256": hashlib.sha256(b"z").hexdigest()},
+    ]
 
 
 def test_manifest_does_not_depend_on_the_order_of_kernels(write):

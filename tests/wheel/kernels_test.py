@@ -20,6 +20,7 @@ _SM90_MODULE = "stoneware/ops/_sm90."
 _DRIVER_MODULE = "stoneware/runtime/_driver."
 _ELF_MACHINE_CUDA = 190  # EM_CUDA of elf.h
 _ELF_MACHINE_OFFSET = 18
+_MAX_OPEN_BYTES = 1_000_000
 _SAMPLES = Path("py/stoneware/tuning_data/nvidia_h200")
 
 
@@ -87,6 +88,27 @@ def test_manifest_lists_exactly_the_cubins_inside_the_module(wheel):
     }
     assert {id: places for id, places in found.items() if len(places) != 1} == {}
     assert sorted(place for [place] in found.values()) == offsets
+
+
+def test_manifest_lists_exactly_the_files_of_open_kernels(wheel):
+    folder = "stoneware/open_kernels/"
+    shipped = {path: (sha256(data), len(data)) for path, data in wheel.members.items() if path.startswith(folder)}
+    listed = json.loads(wheel.members["stoneware/kernel_manifest.json"])["open"]
+    assert shipped == {folder + file["name"]: (file["sha256"], file["size_bytes"]) for file in listed}
+    compressed = sum(entry.compress_size for entry in wheel.entries if entry.filename.startswith(folder))
+    assert compressed <= _MAX_OPEN_BYTES
+
+
+def test_every_kernel_built_from_ptx_is_open_once(wheel):
+    listed = json.loads(wheel.members["stoneware/kernel_manifest.json"])["open"]
+    kernels = [kernel for file in listed for kernel in file["kernels"]]
+    # CUTLASS has neither these schedules nor grouped_mm here.
+    from_ptx = [
+        id
+        for id, kernel in by_backend(wheel, "sm90").items()
+        if kernel["config"]["schedule"] in {"persistent", "splitk"} or kernel["op"] == "grouped_mm"
+    ]
+    assert sorted(kernels) == sorted(from_ptx)
 
 
 def test_module_without_kernels_has_none(wheel):

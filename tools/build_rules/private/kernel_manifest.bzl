@@ -1,6 +1,6 @@
 """kernel_manifest: what was compiled, by id and digest."""
 
-load(":providers.bzl", "BackwardInfo", "KernelInfo")
+load(":providers.bzl", "BackwardInfo", "KernelInfo", "OpenKernelsInfo")
 
 def _about(kernel):
     """The manifest's record of a kernel, built or not."""
@@ -31,6 +31,11 @@ def _kernel_manifest_impl(ctx):
         transitive = [target[KernelInfo].kernels for target in ctx.attr.known] +
                      [target[KernelInfo].removed for target in ctx.attr.known],
     ).to_list()
+    open_files = depset(transitive = [
+        target[OpenKernelsInfo].files
+        for target in ctx.attr.kernels
+        if OpenKernelsInfo in target
+    ]).to_list()
     listing = ctx.actions.declare_file(ctx.label.name + ".kernels.json")
     ctx.actions.write(listing, json.encode({
         "backward": "on" if ctx.attr._enable_backward[BackwardInfo].is_on else "off",
@@ -40,6 +45,7 @@ def _kernel_manifest_impl(ctx):
             for kernel in kernels
         ],
         "left_out": [kernel.id for kernel in known if kernel.id not in seen],
+        "open": [{"file": open.file.path, "kernels": open.kernels} for open in open_files],
         "removed": [_about(kernel) for kernel in removed],
     }))
     descriptions = [kernel.json for kernel in kernels if kernel.json != None]
@@ -47,7 +53,7 @@ def _kernel_manifest_impl(ctx):
     ctx.actions.run(
         executable = ctx.executable._write_manifest,
         arguments = ["--kernels=" + listing.path, "--out=" + out.path],
-        inputs = [listing] + [kernel.cubin for kernel in kernels] + descriptions,
+        inputs = [listing] + [kernel.cubin for kernel in kernels] + descriptions + [open.file for open in open_files],
         outputs = [out],
         mnemonic = "KernelManifest",
         progress_message = "Listing {} kernels for %{{label}}".format(len(kernels)),
@@ -63,6 +69,8 @@ those that are not built because backward is off for them; tuning_table skips th
 
 "code_sha256" is the digest of what the GPU executes of it (cubin_code.py): the same where a source was
 only arranged in another way.
+
+"open" has name, sha256 and size of every file of open kernels, and their ids.
 
 A kernel with a launch description, such as an ahead-of-time one, has its sha256 too, and the file
 has a digest of its whole content.

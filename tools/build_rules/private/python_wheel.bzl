@@ -2,7 +2,7 @@
 
 load("@stoneware_python//:version.bzl", "PYTHON_VERSION")
 load(":nanobind_module.bzl", "extension_for_abi")
-load(":providers.bzl", "KernelInfo", "PythonExtensionInfo")
+load(":providers.bzl", "KernelInfo", "OpenKernelsInfo", "PythonExtensionInfo")
 
 _HOST_TAG = "cp" + PYTHON_VERSION.replace(".", "")
 
@@ -64,6 +64,9 @@ def _python_wheel_impl(ctx):
                 ))
             for file in (kernel.cubin, kernel.json):
                 put("{}/{}".format(ctx.attr.kernels_folder, file.basename), file)
+    for target in ctx.attr.open_kernels:
+        for open in target[OpenKernelsInfo].files.to_list():
+            put("{}/{}".format(ctx.attr.open_kernels_folder, open.file.basename), open.file)
     for target, path in ctx.attr.data.items():
         put(path, target.files.to_list()[0])
     licenses = {"LICENSE": ctx.file.license}
@@ -134,6 +137,11 @@ _python_wheel = rule(
             allow_files = True,
             doc = "texts of others' licences: path in .dist-info/licenses",
         ),
+        "open_kernels": attr.label_list(
+            providers = [OpenKernelsInfo],
+            doc = "cubin_library: its open kernels become files",
+        ),
+        "open_kernels_folder": attr.string(default = "open_kernels"),
         "platform": attr.string(
             # The glibc that the C++ toolchain of stoneware_toolchains() targets (//third_party/zig).
             default = "manylinux_2_28_x86_64",

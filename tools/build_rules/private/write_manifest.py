@@ -3,6 +3,7 @@
 The manifest's "digest" is the sha256 of the file with an empty digest; stoneware/kernels/manifest.py
 checks it by the same formula.
 The "sha256" of a cubin covers its bytes, and "code_sha256" only the code that the GPU executes.
+"open" has the files of open kernels, each with the ids of the kernels in it.
 "left_out" has the ids of kernels that exist but are not in this set, "removed" those that are not built because
 backward is off for them, "backward" the value of the flag. Empty lists are omitted.
 """
@@ -17,11 +18,23 @@ from absl import app, flags
 _KERNELS = flags.DEFINE_string(
     "kernels",
     None,
-    "JSON: backward, left_out, removed, and kernels, each with id, op, backend, arch, config, serves, cubin, and "
-    "description, the path of the launch .json of a kernel that has one.",
+    "JSON: backward, left_out, removed; open, each with file and kernels; and kernels, each with id, op, backend, "
+    "arch, config, serves, cubin, and description, the path of the launch .json of a kernel that has one.",
     required=True,
 )
 _OUT = flags.DEFINE_string("out", None, "The manifest to write.", required=True)
+
+
+def _open_file(listed: dict) -> dict:
+    """The manifest's record of a file of open kernels."""
+    path = pathlib.Path(listed["file"])
+    content = path.read_bytes()
+    return {
+        "kernels": sorted(listed["kernels"]),
+        "name": path.name,
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "size_bytes": len(content),
+    }
 
 
 def main(argv: list[str]) -> None:
@@ -42,6 +55,8 @@ def main(argv: list[str]) -> None:
         "backward": listing["backward"],
         "kernels": sorted(kernels, key=lambda kernel: kernel["id"]),
     }
+    if listing["open"]:
+        manifest["open"] = sorted(map(_open_file, listing["open"]), key=lambda open_file: open_file["name"])
     if listing["left_out"]:
         manifest["left_out"] = sorted(listing["left_out"])
     if listing["removed"]:
