@@ -183,8 +183,11 @@ def _general(
 ) -> torch.Tensor:
     weights = [weight for weight in (gate, up, down) if weight is not None]
     dtype = autocast_dtype(x)
-    is_plain = not any(isinstance(weight, GatheredWeight) or is_distributed(weight) for weight in weights)
-    if dtype is not None and is_plain and not torch.compiler.is_dynamo_compiling():
+    if torch.compiler.is_dynamo_compiling() or any(is_distributed(weight) for weight in weights):
+        return _layers(x, gate, up, down, None, recipe)
+    if any(isinstance(weight, GatheredWeight) for weight in weights):
+        return _by_layers(_general_linear, activation, recipe, x, gate, up, down)
+    if dtype is not None:
         up = None if up is None else up.to(dtype)
         return _call_cast(x.to(dtype), gate.to(dtype), up, down.to(dtype), None, recipe)
     return _layers(x, gate, up, down, None, recipe)
@@ -193,10 +196,11 @@ def _general(
 def _layers(
     x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor | None, down: torch.Tensor, y: None, recipe: str
 ) -> torch.Tensor:
-    def linear(x: torch.Tensor, weight: torch.Tensor, *others: Any) -> torch.Tensor:
-        return trained_linear.general(x, weight, None, recipe)
+    return _by_layers(_general_linear, _activation_by_ops, recipe, x, gate, up, down)
 
-    return _by_layers(linear, _activation_by_ops, recipe, x, gate, up, down)
+
+def _general_linear(x: torch.Tensor, weight: torch.Tensor, bias: None, y: None, recipe: str) -> torch.Tensor:
+    return trained_linear.general(x, weight, bias, recipe)
 
 
 def _activation_by_ops(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
