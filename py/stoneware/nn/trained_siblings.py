@@ -31,6 +31,15 @@ MOST = 4
 """Layers of a node."""
 
 
+class _Computed(NamedTuple):
+    """The results for x in a thread, by the id of the layer; each is taken once."""
+
+    thread: int
+    x: torch.Tensor
+    version: int
+    results: dict[int, torch.Tensor]
+
+
 class Siblings:
     """The layers of a module, and their results during one of its calls.
 
@@ -39,32 +48,31 @@ class Siblings:
       names: of the layers in it.
 
     Attributes:
-      thread: where a call of the owner runs; None outside of calls.
+      thread: where a call of the owner runs; None outside of calls. If two threads call the owner at once, only the
+        call that started last computes its layers together.
     """
 
     def __init__(self, owner: torch.nn.Module, names: Sequence[str]) -> None:
         self.owner, self.names = owner, tuple(names)
         self.thread: int | None = None
-        self._x: torch.Tensor | None = None
-        self._version = 0
-        self._results: dict[int, torch.Tensor] = {}
+        self._computed: _Computed | None = None
 
     def begin(self) -> None:
-        self.thread, self._x, self._results = get_ident(), None, {}
+        self.thread, self._computed = get_ident(), None
 
     def end(self) -> None:
-        self.thread, self._x, self._results = None, None, {}
+        self.thread = self._computed = None
 
     def take(self, layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor | None:
         """y of one of the layers, or None if it must compute y itself."""
-        if self.thread != get_ident():
+        thread = get_ident()
+        if self.thread != thread:
             return None
-        if self._x is not x or self._version != x._version:
-            self._results = {}  # of another x
-            self._x, self._version = x, x._version
-            if type(x) is torch.Tensor and self.holds():
-                self._results = self._compute(x)
-        return self._results.pop(id(layer), None)
+        computed = self._computed  # read once: another thread may write its own
+        if computed is None or computed.thread != thread or computed.x is not x or computed.version != x._version:
+            results = self._compute(x) if type(x) is torch.Tensor and self.holds() else {}
+            computed = self._computed = _Computed(thread, x, x._version, results)
+        return computed.results.pop(id(layer), None)
 
     def _compute(self, x: torch.Tensor) -> dict[int, torch.Tensor]:
         layers = self._layers
@@ -100,7 +108,7 @@ class Siblings:
 
     def __getstate__(self) -> dict[str, Any]:
         """The state of a running call is not copied."""
-        return {"owner": self.owner, "names": self.names, "thread": None, "_x": None, "_version": 0, "_results": {}}
+        return {"owner": self.owner, "names": self.names, "thread": None, "_computed": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Siblings | None:
         """The siblings in a copy of the owner; a layer copied without its owner has none."""
