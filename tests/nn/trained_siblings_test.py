@@ -146,6 +146,42 @@ def test_an_argument_that_is_assigned_to_or_changed_has_no_siblings():
         assert data_flow.siblings(new(kind)[0], lambda layer: True) is None
 
 
+def test_layers_that_a_call_may_leave_out_have_no_siblings():
+    """The gradient of a weight that was not used must stay None."""
+
+    class Either(Attention):
+        def forward(self, x):
+            if self.training:
+                return self.k_proj(x)
+            return self.v_proj(x)
+
+    class Early(Attention):
+        def forward(self, x):
+            q = self.q_proj(x)
+            if self.training:
+                return q
+            return q + torch.cat((self.k_proj(x), self.v_proj(x)), -1)
+
+    class Expression(Attention):
+        def forward(self, x):
+            return self.k_proj(x) if self.training else self.v_proj(x)
+
+    class Loop(Attention):
+        def forward(self, x):
+            return [self.k_proj(x) + self.v_proj(x) for _ in range(0 if self.training else 2)]
+
+    class Together(Attention):
+        def forward(self, x):
+            if x.ndim == 1:
+                raise ValueError
+            k, v = (y * 2 for y in (self.k_proj(x), self.v_proj(x)))
+            return k + v
+
+    for kind in (Either, Early, Expression, Loop):
+        assert data_flow.siblings(new(kind)[0], lambda layer: True) is None
+    assert data_flow.siblings(new(Together)[0], lambda layer: True) == ("k_proj", "v_proj")
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_without_gradients_layers_run_by_themselves(counted, mode):
     model, (x, _) = new(), inputs(16)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from stoneware.nn import fused_blocks
+from stoneware.nn import fused_blocks, trained_blocks
 from stoneware.nn.experts import WEIGHTS, Experts, Float8InferenceExperts
 from stoneware.nn.handover import Route
 from stoneware.nn.inference import Float8InferenceLinear, frozen_parameter
@@ -251,8 +251,8 @@ class TrainedFeedForward(Change):
 
     def change(self) -> None:
         modules = [*self.module._modules.values()]
-        state = fused_blocks.TrainedSwiGLUState(parts=self.parts, modules=modules, recipe=self.recipe)
-        fused_blocks.fuse(self.module, fused_blocks.TrainedSwiGLU, state)
+        state = trained_blocks.TrainedSwiGLUState(parts=self.parts, modules=modules, recipe=self.recipe)
+        fused_blocks.fuse(self.module, trained_blocks.TrainedSwiGLU, state)
 
     def revert(self) -> None:
         fused_blocks.unfuse(self.module)
@@ -272,7 +272,7 @@ class JoinedSiblings(Change):
 
     def change(self) -> None:
         siblings = Siblings(self.module, self.layers)
-        fused_blocks.fuse(self.module, fused_blocks.SiblingsOwner, fused_blocks.SiblingsState(siblings=siblings))
+        fused_blocks.fuse(self.module, trained_blocks.SiblingsOwner, trained_blocks.SiblingsState(siblings=siblings))
         for layer in self.layers:
             self.module.get_submodule(layer).siblings = siblings
 

@@ -61,6 +61,20 @@ def check(
     return holds
 
 
+def of_layers(layers: Sequence[Any], others: Sequence[torch.nn.Module] = ()) -> dict[str, list[Any]]:
+    """Arguments of `check`: layers that train, and other modules, are as now and have no hooks, and the gradients of
+    weights are not added to a buffer."""
+    modules = [*layers, *others]
+    items = [(vars(layer), "_parameters", layer._parameters) for layer in layers]
+    items += [(vars(layer), "recipe", vars(layer).get("recipe")) for layer in layers]
+    items += [(vars(layer), "fuse_wgrad_accumulation", False) for layer in layers]
+    return {
+        "items": items,
+        "forwards": [(module, type(module), type(module).forward) for module in modules],
+        "hooks": [(module, name) for module in modules for name in HOOKS],
+    }
+
+
 def _own(module: torch.nn.Module, name: str) -> Sequence[tuple[dict[str, Any], str, Any]]:
     """The condition that the module still has this dict."""
     return [(vars(module), name, vars(module)[name])]

@@ -12,7 +12,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from stoneware.errors import quoted
-from stoneware.nn import data_flow, proofs, trained_siblings
+from stoneware.nn import data_flow, proofs, trained_node, trained_siblings
 from stoneware.nn.arguments import BITS_16, FLOATS, autocast_dtype, has_hooks, is_distributed
 from stoneware.nn.changes import (
     Change,
@@ -368,9 +368,11 @@ class _Converter:
                 self.conversion.kept_blocks[name] = str(error)
 
     def decide_siblings(self, name: str, module: torch.nn.Module) -> None:
-        """A module of which several layers read the same argument, and train with the recipe of `trained_siblings`."""
+        """A module of which several layers read the same argument, and train with the recipe of `trained_node`."""
+        if self.recipe != trained_node.RECIPE or self.fuse_wgrad_accumulation:
+            return
         trained = {*filter(self.is_trained, module.children())}
-        if len(trained) < 2 or self.recipe != trained_siblings.RECIPE or self.fuse_wgrad_accumulation:
+        if len(trained) < 2:
             return
         if id(module) in self.changes or isinstance(module, FusedBlock) or hasattr(module, "_stoneware"):
             return

@@ -77,7 +77,8 @@ def reader(owner: torch.nn.Module, norm: str, is_reader: Callable[[torch.nn.Modu
 
 def siblings(module: torch.nn.Module, is_layer: Callable[[torch.nn.Module], bool]) -> tuple[str, ...] | None:
     """The layers of a module that forward calls with one of its arguments, each once, if there are several and forward
-    otherwise reads only the argument's shape, dtype or device, and assigns nothing to it.
+    otherwise reads only the argument's shape, dtype or device, and assigns nothing to it. A call of forward calls all
+    of them or none.
 
     Args:
       module: the module.
@@ -91,9 +92,36 @@ def siblings(module: torch.nn.Module, is_layer: Callable[[torch.nn.Module], bool
     }
     for name in _parameters(module):
         layers = None if name in assigned else _reading_layers(module, [name])
-        if layers and len(layers) > 1 and all(is_layer(module.get_submodule(layer)) for layer in layers):
+        if layers is None or len(layers) < 2 or not _are_called_together(definition, layers):
+            continue
+        if all(is_layer(module.get_submodule(layer)) for layer in layers):
             return layers
     return None
+
+
+def _are_called_together(definition: ast.FunctionDef, layers: tuple[str, ...]) -> bool:
+    """Whether no condition, loop or early return comes between the calls of layers."""
+    places: dict[str | None, int] = {}
+    for idx, statement in enumerate(definition.body):
+        if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.Expr, ast.Return)):
+            called = {_own_call(node, definition) for node in _always_evaluated(statement)}
+            places |= dict.fromkeys(called.intersection(layers), idx)
+    if len(places) < len(layers):
+        return False
+    between = definition.body[min(places.values()) : max(places.values())]
+    return not any(isinstance(node, ast.Return) for statement in between for node in ast.walk(statement))
+
+
+def _always_evaluated(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and those below it, without the parts of expressions that may not be evaluated, or more than once."""
+    yield node
+    children = ast.iter_child_nodes(node)
+    if isinstance(node, (ast.IfExp, ast.BoolOp, ast.Lambda)):
+        return
+    if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+        children = iter([node.generators[0].iter])
+    for child in children:
+        yield from _always_evaluated(child)
 
 
 def _destination(definition: ast.FunctionDef, norm: str) -> tuple[str, Any] | None:

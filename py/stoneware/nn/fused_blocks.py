@@ -17,16 +17,14 @@ from typing import Any
 import torch
 from torch.nn.modules import module as torch_module
 
-from stoneware.nn import conditions, swiglu, trained_swiglu
+from stoneware.nn import conditions, swiglu
 from stoneware.nn.arguments import autocast_dtype
 from stoneware.nn.experts import Experts, Float8InferenceExperts
 from stoneware.nn.handover import Handover, Route
 from stoneware.nn.inference import Float8InferenceLinear
-from stoneware.nn.linear import Linear
 from stoneware.nn.proofs import SwiGLUParts
 from stoneware.nn.recipes import RECIPES
 from stoneware.nn.steps import RMSNorm, Step, Steps, native_call
-from stoneware.nn.trained_siblings import Siblings
 from stoneware.tuning import policy
 
 _STATE = "_stoneware"
@@ -286,70 +284,6 @@ class FusedSwiGLU(FusedBlock):
         return self
 
 
-@dataclass(kw_only=True)
-class TrainedSwiGLUState(State):
-    """The proof of a `TrainedSwiGLU`.
-
-    Attributes:
-      parts: which submodules are its layers.
-      modules: all submodules at the time of the proof.
-      recipe: of the layers.
-      parameters: of each layer, for gate, up (None if it is part of gate) and down.
-    """
-
-    parts: SwiGLUParts
-    modules: list[torch.nn.Module | None]
-    recipe: str
-    parameters: tuple[dict[str, Any] | None, ...] = ()
-
-    @functools.cached_property
-    def holds(self) -> Callable[[], bool]:
-        """holds() returns whether the block and its layers are unchanged since the proof, and have no hooks."""
-        own = self.block._modules
-        if [*own.values()] != self.modules:
-            return lambda: False
-        gate, *up = (own[name] for name in self.parts.gate_up)
-        layers = [gate, *up, own[self.parts.down]]
-        if not all(isinstance(layer, Linear) for layer in layers):
-            return lambda: False
-        self.parameters = gate._parameters, up[0]._parameters if up else None, layers[-1]._parameters
-        children = [module for module in self.modules if module is not None]
-        return self.check(
-            [
-                *((vars(layer), "_parameters", layer._parameters) for layer in layers),
-                *((vars(layer), "recipe", vars(layer).get("recipe")) for layer in layers),
-                *((vars(layer), "fuse_wgrad_accumulation", False) for layer in layers),
-                *((layer._parameters, "bias", None) for layer in layers),
-            ],
-            submodules=[(self.block, *item) for item in own.items()],
-            forwards=[(child, type(child), type(child).forward) for child in children],
-            hooks=[(child, name) for child in children for name in conditions.HOOKS],
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "parameters": ()}
-
-
-class TrainedSwiGLU(FusedBlock):
-    """down(silu(gate(x)) * up(x)) over layers that train with one recipe; see `trained_swiglu`."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        state: TrainedSwiGLUState = self._stoneware  # type: ignore[assignment]
-        if (
-            kwargs
-            or len(args) != 1
-            or torch.compiler.is_compiling()
-            or state.block is not self
-            or not state.holds()
-            or not isinstance(args[0], torch.Tensor)
-        ):
-            return super().forward(*args, **kwargs)
-        gate, up, down = (None if parameters is None else parameters.get("weight") for parameters in state.parameters)
-        if gate is None or down is None:  # parametrized
-            return super().forward(*args, **kwargs)
-        return trained_swiglu.call(args[0], gate, up, down, None, state.recipe)
-
-
 def _unusual_swiglu(block: FusedSwiGLU, state: SwiGLUState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call that is traced, or whose conditions do not hold."""
     own_forward = super(FusedSwiGLU, block).forward
@@ -476,33 +410,3 @@ class HandoverOwner(FusedBlock):
             return super().forward(*args, **kwargs)
         finally:
             handover.thread = handover.result = None
-
-
-@dataclass(kw_only=True)
-class SiblingsState(State):
-    """The proof that a module calls layers with the same argument.
-
-    Attributes:
-      siblings: these layers.
-    """
-
-    siblings: Siblings
-
-
-class SiblingsOwner(FusedBlock):
-    """A module whose layers of one argument are computed together during its calls in training."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        state: SiblingsState = self._stoneware  # type: ignore[assignment]
-        if (
-            torch.compiler.is_compiling()
-            or not torch.is_grad_enabled()
-            or state.siblings.owner is not self
-            or not state.holds()
-        ):
-            return super().forward(*args, **kwargs)
-        state.siblings.begin()
-        try:
-            return super().forward(*args, **kwargs)
-        finally:
-            state.siblings.end()

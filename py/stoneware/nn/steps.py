@@ -115,7 +115,7 @@ def quantize(
       name: of the tensor.
       cast, transpose: see `sw.quantize`.
       shares: whether a step with the transpose shares a reduction with a step without it; see `kernels.Task`.
-      parts: names of the tensors that have its rows, if there is none of this name itself.
+      parts: names of the tensors that have its rows, if no tensor has this name itself.
     """
     outputs: tuple[str, ...] = ()
     if transpose is not True:

@@ -14,18 +14,14 @@ from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
-from stoneware.nn import conditions, steps
-from stoneware.nn.arguments import BITS_16, autocast_dtype, check
-from stoneware.nn.recipes import RECIPES, UNIT, check_is_built, why_not
+from stoneware.nn import conditions, steps, trained_node
+from stoneware.nn.arguments import autocast_dtype, check
+from stoneware.nn.recipes import check_is_built
 from stoneware.nn.steps import Step, Steps
-from stoneware.ops import native_call, tensor_checks
-from stoneware.quantizing import kernels
+from stoneware.nn.trained_node import CAST, gradient_matmul
+from stoneware.ops import native_call
 from stoneware.tuning import policy
-
-RECIPE = "rowwise"
-"""The recipe whose layers are computed together."""
 
 MOST = 4
 """Layers of a node."""
@@ -96,15 +92,8 @@ class Siblings:
     def holds(self) -> Callable[[], bool]:
         """holds() returns whether the layers are unchanged and have no hooks."""
         layers = self._layers
-        items = [(vars(layer), "_parameters", layer._parameters) for layer in layers]
-        items += [(vars(layer), "recipe", vars(layer).get("recipe")) for layer in layers]
-        items += [(vars(layer), "fuse_wgrad_accumulation", False) for layer in layers]
-        return conditions.check(
-            items=items,
-            submodules=[(self.owner, name, layer) for name, layer in zip(self.names, layers)],
-            forwards=[(layer, type(layer), type(layer).forward) for layer in layers],
-            hooks=[(layer, name) for layer in layers for name in conditions.HOOKS],
-        )
+        submodules = [(self.owner, name, layer) for name, layer in zip(self.names, layers)]
+        return conditions.check(submodules=submodules, **conditions.of_layers(layers))
 
     def __getstate__(self) -> dict[str, Any]:
         """The state of a running call is not copied."""
@@ -151,13 +140,10 @@ class _Siblings(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        function: Any = once_differentiable(_gradients) if torch.is_grad_enabled() else _gradients
-        results: tuple[torch.Tensor | None, ...] = policy.run_in(ctx.kind.state, function, ctx, *gradients)
-        return results
+        return trained_node.backward(ctx.kind.state, _gradients, ctx, *gradients)
 
 
-# torch.autograd.Function.apply without its checks for torch.func, whose calls never come here.
-_apply = super(torch.autograd.Function, _Siblings).apply
+_apply = trained_node.apply_of(_Siblings)
 
 
 def _columns(y: torch.Tensor, sizes: Sequence[int]) -> tuple[torch.Tensor, ...]:
@@ -182,16 +168,12 @@ def _gradients(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None,
 
 @functools.cache
 def _native(count: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    cast = RECIPES[RECIPE].forward[0]
     weights = tuple(f"weight_{position}" for position in range(count))
-    saved = tuple(steps.shared(name, cast) for name in ("x", "weight"))
+    saved = tuple(steps.shared(name, CAST) for name in ("x", "weight"))
 
     def quantize(name: str, transpose: bool | str = False) -> Step:
         parts = weights if name == "weight" else ()
-        return steps.quantize(name, cast, shares=name != "dy", parts=parts, transpose=transpose)
-
-    def multiply(a: str, b: str, result: str) -> Step:
-        return steps.scaled_mm(a, b, result, use_fast_accum=False)
+        return steps.quantize(name, CAST, shares=name != "dy", parts=parts, transpose=transpose)
 
     forward = Steps(
         ("x", *weights, "bias"),
@@ -203,15 +185,11 @@ def _native(count: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
     backward = Steps(
         ("dy", "x", *weights, *saved),
         ("dx", "dw"),
-        (operands, multiply("dy", "weight_t", "dx"), multiply("dy_t", "x_t", "dw")),
+        (operands, gradient_matmul("dy", "weight_t", "dx"), gradient_matmul("dy_t", "x_t", "dw")),
         rows=("dx",),
     )
 
-    def run(layer: Steps, optional: Sequence[str] = ()) -> Callable[..., Any]:
-        # Unusual calls never come here.
-        return steps.native_call(layer, lambda *tensors: tuple(layer.run(*tensors)), optional=optional)
-
-    return run(forward, ("bias",)), run(backward)
+    return trained_node.native(forward, ("bias",)), trained_node.native(backward)
 
 
 def _make(x: torch.Tensor, *tensors: Any) -> tuple[Any, ...]:
@@ -221,9 +199,10 @@ def _make(x: torch.Tensor, *tensors: Any) -> tuple[Any, ...]:
     for weight in weights:
         check(x, weight, (x.dtype,))
     count, output = len(weights), native_call.dense((*x.shape[:-1], 1), x.dtype)
-    if not _is_one_node(x, weights, biases):
+    needs_all = x.requires_grad and all(bias.requires_grad for bias in biases)
+    if not needs_all or len(biases) not in (0, count) or not trained_node.fits(x, weights):
         return native_call.Direct((_no_results, ())), native_call.is_kept(), x.device, (output,)
-    check_is_built(RECIPE, x.dtype, True, True, bool(biases))
+    check_is_built(trained_node.RECIPE, x.dtype, True, True, bool(biases))
     sizes = tuple(len(weight) for weight in weights)
     function = functools.partial(_apply, _Kind(policy.state(), sizes, bool(biases), *_native(count)))
     positions = [0, *range(1, 1 + count), *range(1 + MOST, 1 + MOST + len(biases))]
@@ -232,18 +211,6 @@ def _make(x: torch.Tensor, *tensors: Any) -> tuple[Any, ...]:
 
 def _no_results() -> None:
     """Of layers that are not computed together."""
-
-
-def _is_one_node(x: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor]) -> bool:
-    m = x.numel() // x.shape[-1]
-    if x.dtype not in BITS_16 or not m or m % UNIT or len(biases) not in (0, len(weights)):
-        return False
-    if not all(tensor.requires_grad for tensor in (x, *weights, *biases)):
-        return False
-    if not all(why_not(RECIPE, *weight.shape) is None for weight in weights):
-        return False
-    device = tensor_checks.check_one_device([("x", x)])
-    return device.kind == "cpu" or kernels.why_not_joined(weights, device) is None
 
 
 def _not_usual(*tensors: Any) -> None:

@@ -18,20 +18,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
-from stoneware.nn import steps, trained_linear
+from stoneware.nn import steps, trained_linear, trained_node
 from stoneware.nn.arguments import BITS_16, autocast_dtype, check, is_distributed
 from stoneware.nn.gathered_weight import GatheredWeight
-from stoneware.nn.recipes import RECIPES, UNIT, check_is_built, why_not
+from stoneware.nn.recipes import check_is_built
 from stoneware.nn.steps import Step, Steps
-from stoneware.ops import native_call, tensor_checks
-from stoneware.quantizing import kernels
-from stoneware.quantizing.fused import silu_mul
+from stoneware.nn.trained_node import CAST, gradient_matmul
+from stoneware.ops import native_call
 from stoneware.tuning import policy
-
-ONE_NODE = "rowwise"
-"""The recipe whose feed-forward is one node."""
 
 
 def _steps(is_joined: bool) -> tuple[Steps, Steps]:
@@ -40,33 +35,29 @@ def _steps(is_joined: bool) -> tuple[Steps, Steps]:
     Args:
       is_joined: whether gate and up are the rows of one weight.
     """
-    cast = RECIPES[ONE_NODE].forward[0]
     gate_up: tuple[str, ...] = ("gate_up",) if is_joined else ("gate", "up")
     weights = (*gate_up, "down")
 
     def quantize(name: str, **options: Any) -> Step:
-        return steps.quantize(name, cast, shares=True, parts=gate_up if name == "gate_up" else (), **options)
+        return steps.quantize(name, CAST, shares=True, parts=gate_up if name == "gate_up" else (), **options)
 
     forward = (
         steps.together(quantize("x"), quantize("gate_up"), quantize("down")),
         steps.scaled_mm("x", "gate_up", "z"),
-        Step(steps.SiluMul(cast), ("z",), ("h8", "scale_h")),
+        Step(steps.SiluMul(CAST), ("z",), ("h8", "scale_h")),
         steps.scaled_mm("h", "down", "y"),
     )
-    saved = ("z", *(steps.shared(name, cast) for name in ("x", "gate_up", "down")))
+    saved = ("z", *(steps.shared(name, CAST) for name in ("x", "gate_up", "down")))
     gradients = ("dz8", "scale_dz", "dz_t8", "scale_dz_t", "h_t8", "scale_h_t", "amax_dz", "amax_dz_t", "amax_h_t")
-
-    def multiply(a: str, b: str, result: str) -> Step:
-        return steps.scaled_mm(a, b, result, use_fast_accum=False)
 
     operands = [quantize(name, transpose=True) for name in ("down", "x", "gate_up")]
     backward = (
-        steps.together(steps.quantize("dy", cast, transpose="both"), *operands),
-        multiply("dy", "down_t", "dh"),
-        Step(steps.SwiGLUGrad(cast), ("z", "dh"), gradients),
-        multiply("dy_t", "h_t", "ddown"),
-        multiply("dz_t", "x_t", "dgate_up"),
-        multiply("dz", "gate_up_t", "dx"),
+        steps.together(steps.quantize("dy", CAST, transpose="both"), *operands),
+        gradient_matmul("dy", "down_t", "dh"),
+        Step(steps.SwiGLUGrad(CAST), ("z", "dh"), gradients),
+        gradient_matmul("dy_t", "h_t", "ddown"),
+        gradient_matmul("dz_t", "x_t", "dgate_up"),
+        gradient_matmul("dz", "gate_up_t", "dx"),
     )
     return (
         Steps(("x", *weights), ("y", *saved), forward, rows=("y",)),
@@ -103,13 +94,10 @@ class _SwiGLU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        gradients: Any = once_differentiable(_gradients) if torch.is_grad_enabled() else _gradients
-        results: tuple[torch.Tensor | None, ...] = policy.run_in(ctx.kind.state, gradients, ctx, dy)
-        return results
+        return trained_node.backward(ctx.kind.state, _gradients, ctx, dy)
 
 
-# torch.autograd.Function.apply without its checks for torch.func, whose calls never come here.
-_apply = super(torch.autograd.Function, _SwiGLU).apply
+_apply = trained_node.apply_of(_SwiGLU)
 
 
 def _gradients(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -121,12 +109,8 @@ def _gradients(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
 
 @functools.cache
 def _native(is_joined: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    def run(layer: Steps) -> Callable[..., Any]:
-        # Unusual calls never come here.
-        return steps.native_call(layer, lambda *tensors: tuple(layer.run(*tensors)))
-
     forward, backward = _steps(is_joined)
-    return run(forward), run(backward)
+    return trained_node.native(forward), trained_node.native(backward)
 
 
 def _make(
@@ -138,7 +122,7 @@ def _make(
         check(x, weight, (x.dtype,))
     function: Callable[..., Any]
     positions: tuple[int, ...] = (0, 1, 2, 3)
-    if not _is_one_node(recipe, x, weights):
+    if recipe != trained_node.RECIPE or not trained_node.fits(x, weights):
         function = functools.partial(_by_layers, trained_linear.call, activation, recipe)
     else:
         check_is_built(recipe, x.dtype, x.requires_grad, True, False)
@@ -148,16 +132,6 @@ def _make(
         positions = (0, 1, 3) if up is None else positions
     output = native_call.dense((*x.shape[:-1], len(down)), x.dtype)
     return native_call.Direct((function, positions)), native_call.is_kept(), x.device, (output,)
-
-
-def _is_one_node(recipe: str, x: torch.Tensor, weights: list[torch.Tensor]) -> bool:
-    m = x.numel() // x.shape[-1]
-    if recipe != ONE_NODE or x.dtype not in BITS_16 or not m or m % UNIT or not torch.is_grad_enabled():
-        return False
-    if not all(weight.requires_grad and why_not(recipe, *weight.shape) is None for weight in weights):
-        return False
-    device = tensor_checks.check_one_device([("x", x)])
-    return device.kind == "cpu" or all(kernels.why_not_joined([weight], device) is None for weight in weights)
 
 
 def _by_layers(
@@ -174,8 +148,8 @@ def _by_layers(
     def layer(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return linear(x, weight, None, None, recipe)
 
-    h = silu_mul(layer(x, gate)) if up is None else activate(layer(x, gate), layer(x, up))
-    return layer(h, down)
+    halves = layer(x, gate).chunk(2, -1) if up is None else (layer(x, gate), layer(x, up))
+    return layer(activate(*halves), down)
 
 
 def _general(
