@@ -45,6 +45,7 @@ struct CutlassHost {
   using Arguments = typename Cutlass::Arguments;
 
   static constexpr std::size_t kParameterBytes = sizeof(typename Cutlass::Params);
+  static constexpr std::size_t kOpenParameterBytes = 0;
   static constexpr unsigned kSharedBytes = CutlassKernel<Cutlass>::kSharedBytes;
   static constexpr unsigned kThreads = CutlassKernel<Cutlass>::kThreads;
   static constexpr bool kSwapAb = Config::kSwapAb;

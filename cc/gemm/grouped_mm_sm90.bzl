@@ -18,6 +18,7 @@ _FAMILY = kernel_family(
     ],
     host_hdrs = _SHARED_HDRS + [
         "grouped_mm_sm90_host.h",
+        "epilogue_params.h",
         "operand_map.h",
     ],
     is_open = True,

@@ -11,6 +11,7 @@
 
 #include "cc/driver/driver_api.h"
 #include "cc/driver/launch.h"
+#include "cc/gemm/epilogue_params.h"
 #include "cc/gemm/grouped_mm_sm90.h"
 #include "cc/gemm/kernel_entry.h"
 #include "cc/gemm/operand_map.h"
@@ -22,6 +23,7 @@ struct GroupedMmHost {
   using Shape = GroupedMmShape<Config>;
 
   static constexpr std::size_t kParameterBytes = sizeof(GroupedMmParams);
+  static constexpr std::size_t kOpenParameterBytes = sizeof(OpenParams<GroupedMmParams>);
   static constexpr unsigned kSharedBytes = Shape::kSharedBytes;
   static constexpr unsigned kThreads = Shape::kThreads;
 
@@ -39,7 +41,9 @@ struct GroupedMmHost {
 
   static void Launch(const GemmProblem& problem, const GemmTensors& tensors, CUfunction function,
                      CUstream stream) {
-    GroupedMmParams params{};
+    OpenParams<GroupedMmParams> params;  // a closed kernel takes the first part
+    static_cast<GroupedMmParams&>(params) = {};
+    CopyEpilogue(&params, tensors);
     EncodeOperandMap(Shape::kSwapAb ? &params.columns : &params.rows, Shape::kOperand, tensors.a,
                      problem.m, problem.k, problem.lda, Shape::kTileM);
     EncodeOperandMap(Shape::kSwapAb ? &params.rows : &params.columns, Shape::kOperand, tensors.b,
@@ -49,7 +53,7 @@ struct GroupedMmHost {
     params.scale_a = static_cast<const float*>(tensors.scale_a);
     params.scale_b = static_cast<const float*>(tensors.scale_b);
     params.offsets = static_cast<const std::int32_t*>(tensors.offsets);
-    params.ldd = problem.ldd;
+    params.ldd = problem.discards_d ? 0 : problem.ldd;
     params.m = problem.m;
     params.n = problem.n;
     params.k = problem.k;

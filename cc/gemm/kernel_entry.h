@@ -54,7 +54,12 @@ struct GemmProblem {
   std::int64_t scale_a_stride_m = 1;
   std::int64_t scale_b_stride_n = 1;
   std::int64_t group_stride_scale_b = 0;  // from one group's scales of b to the next (grouped_mm)
+  // An open kernel stores d into one row again and again: what its epilogue stores is the result.
+  bool discards_d = false;
 };
+
+// Bytes of the parameters that a launch passes to the epilogue of an open kernel.
+inline constexpr std::size_t kEpilogueBytes = 512;
 
 // Device addresses, of one type so that a list can say which of them a launch passes.
 struct GemmTensors {
@@ -65,13 +70,15 @@ struct GemmTensors {
   void* scale_b = nullptr;
   void* bias = nullptr;     // [n], of d's dtype; may be absent
   void* offsets = nullptr;  // [num_groups] int32, the row after each group's last (grouped_mm)
+  const void* epilogue = nullptr;  // kEpilogueBytes on the host for an open kernel; else nullptr
 };
 
 struct KernelEntry {
   const char* id;  // also the kernel's symbol in the cubin
   const char* cubin_begin;
   const char* cubin_end;
-  std::size_t parameter_bytes;  // sizeof(Params), the kernel's only parameter
+  std::size_t parameter_bytes;       // sizeof(Params), the kernel's only parameter
+  std::size_t open_parameter_bytes;  // of the open kernel; 0 if the family has none
   unsigned shared_bytes;
   bool a_is_m_major;
   bool b_is_n_major;
@@ -94,6 +101,7 @@ constexpr KernelEntry MakeKernelEntry(const char* cubin_begin, const char* cubin
       cubin_begin,
       cubin_end,
       Host<Config>::kParameterBytes,
+      Host<Config>::kOpenParameterBytes,
       Host<Config>::kSharedBytes,
       Config::kAIsMMajor,
       Config::kBIsNMajor,

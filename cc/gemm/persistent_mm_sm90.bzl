@@ -26,6 +26,7 @@ _FAMILY = kernel_family(
         "wgmma_sm90.cuh",
     ],
     host_hdrs = _SHARED_HDRS + [
+        "epilogue_params.h",
         "operand_map.h",
         "persistent_mm_sm90_host.h",
     ],

@@ -11,6 +11,7 @@
 
 #include "cc/driver/driver_api.h"
 #include "cc/driver/launch.h"
+#include "cc/gemm/epilogue_params.h"
 #include "cc/gemm/fast_divmod.h"
 #include "cc/gemm/grouped_tiles.h"
 #include "cc/gemm/kernel_entry.h"
@@ -26,6 +27,7 @@ struct PersistentMmHost {
   using Params = typename Shape::Params;
 
   static constexpr std::size_t kParameterBytes = sizeof(Params);
+  static constexpr std::size_t kOpenParameterBytes = sizeof(OpenParams<Params>);
   static constexpr unsigned kSharedBytes = Shape::kSharedBytes;
   static constexpr unsigned kThreads = Shape::kThreads;
 
@@ -46,7 +48,8 @@ struct PersistentMmHost {
 
   static void Launch(const GemmProblem& problem, const GemmTensors& tensors, CUfunction function,
                      CUstream stream) {
-    Params params;
+    OpenParams<Params> params;  // a closed kernel takes the first part
+    CopyEpilogue(&params, tensors);
     EncodeMaps(&params, problem, tensors);
     SetTensors(&params, problem, tensors);
     SetTiles(&params, problem);
@@ -116,8 +119,9 @@ struct PersistentMmHost {
   // The map of d, in boxes of `box_columns` columns.
   static void EncodeResult(CUtensorMap* map, const GemmProblem& problem, void* d, int box_columns,
                            CUtensorMapSwizzle swizzle) {
+    // TMA stores no row beyond the last: of a d that is discarded, the first alone.
     const cuuint64_t extents[] = {static_cast<cuuint64_t>(problem.n),
-                                  static_cast<cuuint64_t>(problem.m)};
+                                  static_cast<cuuint64_t>(problem.discards_d ? 1 : problem.m)};
     const cuuint64_t strides[] = {static_cast<cuuint64_t>(problem.ldd) * Shape::kOutBytes};
     const cuuint32_t box[] = {static_cast<cuuint32_t>(box_columns), Shape::kBoxRows};
     const cuuint32_t element_strides[] = {1, 1};
@@ -158,7 +162,7 @@ struct PersistentMmHost {
     params->scale_a = static_cast<const float*>(tensors.scale_a);
     params->scale_b = static_cast<const float*>(tensors.scale_b);
     params->bias = tensors.bias;
-    params->ldd = problem.ldd;
+    params->ldd = problem.discards_d ? 0 : problem.ldd;
     if constexpr (Shape::kBlockScales) {
       params->scale_a_stride = problem.scale_a_stride_m;
       params->scale_b_stride = problem.scale_b_stride_n;

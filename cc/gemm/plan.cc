@@ -1,11 +1,13 @@
 #include "cc/gemm/plan.h"
 
+#include <cstring>
 #include <limits>
 #include <stdexcept>
 #include <utility>
 
 #include "cc/driver/context.h"
 #include "cc/driver/driver_api.h"
+#include "cc/driver/driver_error.h"
 
 namespace stoneware::gemm {
 namespace {
@@ -14,6 +16,7 @@ namespace {
 constexpr std::int64_t kTmaBytes = 16;
 constexpr std::int64_t kScaleBytes = sizeof(float);
 constexpr std::int64_t kScaleBlock = 128;
+constexpr unsigned kMinusInfinity = 0xff800000;  // of a float
 
 [[noreturn]] void Refuse(const std::string& name, std::int64_t value, const std::string& rule,
                          const std::string& remedy) {
@@ -95,13 +98,66 @@ EmbeddedKernel& FindKernel(std::string_view id) {
                               std::string(id) + "; take an id from kernels()");
 }
 
+LinkedKernel::LinkedKernel(std::string_view kernel, std::string cubin_bytes)
+    : entry(FindKernel(kernel).entry),
+      bytes(std::move(cubin_bytes)),
+      cubin({entry.id, bytes, {entry.open_parameter_bytes}, entry.shared_bytes}) {
+  if (entry.open_parameter_bytes == 0) {
+    throw std::invalid_argument("kernel " + std::string(kernel) +
+                                " must be of a family with open kernels, and is not; take one that "
+                                "kernel_manifest.json lists under open");
+  }
+}
+
 Plan::Plan(std::string_view kernel, std::vector<void* GemmTensors::*> order,
            const GemmProblem& problem)
-    : kernel_(FindKernel(kernel)), order_(std::move(order)), problem_(problem) {
+    : entry_(FindKernel(kernel).entry),
+      cubin_(FindKernel(kernel).cubin),
+      order_(std::move(order)),
+      problem_(problem) {
   CheckProblem();
+}
+
+Plan::Plan(std::shared_ptr<LinkedKernel> linked, std::vector<void* GemmTensors::*> order,
+           const GemmProblem& problem, EpilogueArguments epilogue)
+    : linked_(std::move(linked)),
+      entry_(linked_->entry),
+      cubin_(linked_->cubin),
+      order_(std::move(order)),
+      problem_(problem),
+      epilogue_(std::move(epilogue)) {
+  CheckProblem();
+  CheckEpilogue();
+}
+
+void Plan::CheckEpilogue() const {
+  if (epilogue_.parameters.size() != kEpilogueBytes) {
+    throw std::invalid_argument(
+        "an epilogue's parameters must be " + std::to_string(kEpilogueBytes) + " bytes, but are " +
+        std::to_string(epilogue_.parameters.size()) + "; pad them with zeros");
+  }
+  for (const std::size_t offset : epilogue_.pointers) {
+    if (offset > kEpilogueBytes - sizeof(void*) || offset % sizeof(void*) != 0) {
+      throw std::invalid_argument(
+          "a pointer of an epilogue must be at a multiple of 8 inside its " +
+          std::to_string(kEpilogueBytes) + " bytes, but is at " + std::to_string(offset) +
+          "; correct the offset");
+    }
+  }
+  for (const auto& [tensor, count] : epilogue_.minima) {
+    if (tensor >= epilogue_.pointers.size()) {
+      throw std::invalid_argument("minima must name tensors of the epilogue, 0 to " +
+                                  std::to_string(epilogue_.pointers.size()) +
+                                  " excluded, but name " + std::to_string(tensor) +
+                                  "; correct the position");
+    }
+  }
+}
+
+void Plan::CheckCanImplement() const {
   if (!entry().can_implement(problem_)) {
     throw std::invalid_argument(
-        "kernel " + std::string(kernel) + " cannot compute m=" + std::to_string(problem_.m) +
+        "kernel " + std::string(entry().id) + " cannot compute m=" + std::to_string(problem_.m) +
         " n=" + std::to_string(problem_.n) + " k=" + std::to_string(problem_.k) +
         " with batch=" + std::to_string(problem_.batch) +
         " and splits=" + std::to_string(problem_.splits) + "; use another kernel or backend");
@@ -147,6 +203,7 @@ void Plan::CheckProblem() const {
     Refuse("max_swizzle", p.max_swizzle, "must be 1, 2, 4 or 8", "choose one of them");
   }
   CheckAtLeast("splits", p.splits, 1, "pass 1 for no split");
+  CheckCanImplement();
 }
 
 void Plan::CheckTensors(const GemmTensors& tensors) const {
@@ -162,12 +219,28 @@ void Plan::CheckTensors(const GemmTensors& tensors) const {
 void Plan::Launch(void* const* addresses, CUstream stream) const {
   GemmTensors tensors;
   for (std::size_t i = 0; i < order_.size(); ++i) tensors.*order_[i] = addresses[i];
+  char epilogue[kEpilogueBytes];
+  if (linked_ != nullptr) {
+    std::memcpy(epilogue, epilogue_.parameters.data(), kEpilogueBytes);
+    for (std::size_t i = 0; i < epilogue_.pointers.size(); ++i) {
+      char* const pointer = epilogue + epilogue_.pointers[i];
+      std::uintptr_t address;
+      std::memcpy(&address, pointer, sizeof(address));
+      address += reinterpret_cast<std::uintptr_t>(addresses[order_.size() + i]);
+      std::memcpy(pointer, &address, sizeof(address));
+    }
+    tensors.epilogue = epilogue;
+  }
   if (problem_.scale_a == Scale::kNone) tensors.scale_a = nullptr;
   if (problem_.scale_b == Scale::kNone) tensors.scale_b = nullptr;
   CheckTensors(tensors);
   const driver::DriverApi& api = driver::DriverApi::Get();
   const driver::ContextGuard context(api, problem_.device);
-  const CUfunction function = kernel_.cubin.FunctionOn(api, context);
+  for (const auto& [tensor, count] : epilogue_.minima) {
+    const auto address = reinterpret_cast<CUdeviceptr>(addresses[order_.size() + tensor]);
+    driver::Check("cuMemsetD32Async", api.cuMemsetD32Async(address, kMinusInfinity, count, stream));
+  }
+  const CUfunction function = cubin_.FunctionOn(api, context);
   // A thread that finds another one launching encodes for itself rather than wait: the driver may
   // hold the other one up until the stream's queue has room.
   const std::unique_lock<std::mutex> lock(memo_mutex_, std::try_to_lock);

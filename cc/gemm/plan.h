@@ -8,6 +8,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cc/driver/cubin_module.h"
@@ -24,6 +25,25 @@ struct EmbeddedKernel {
   driver::CubinKernel cubin;
 };
 
+// An open kernel of this module, into which an epilogue was linked.
+struct LinkedKernel {
+  // Throws std::invalid_argument if the module has no such kernel, if it has no open form, or if
+  // `cubin_bytes` are not a whole cubin.
+  LinkedKernel(std::string_view kernel, std::string cubin_bytes);
+
+  const KernelEntry& entry;
+  const std::string bytes;
+  driver::CubinKernel cubin;
+};
+
+// What the epilogue of a linked kernel gets.
+struct EpilogueArguments {
+  std::string parameters;             // kEpilogueBytes; at a pointer, bytes to add to the address
+  std::vector<std::size_t> pointers;  // where the addresses of its tensors go, in their order
+  // Of tensors of floats that get -infinity before the kernel: position, and elements.
+  std::vector<std::pair<std::size_t, std::size_t>> minima;
+};
+
 // Every kernel of this module, in the order of its registry. No CUDA call.
 const std::vector<EmbeddedKernel*>& EmbeddedKernels();
 
@@ -37,7 +57,13 @@ class Plan {
   Plan(std::string_view kernel, std::vector<void* GemmTensors::*> order,
        const GemmProblem& problem);
 
-  std::uint32_t num_tensors() const { return static_cast<std::uint32_t>(order_.size()); }
+  // The same on a linked kernel. A launch passes the tensors of `order`, then the epilogue's.
+  Plan(std::shared_ptr<LinkedKernel> linked, std::vector<void* GemmTensors::*> order,
+       const GemmProblem& problem, EpilogueArguments epilogue);
+
+  std::uint32_t num_tensors() const {
+    return static_cast<std::uint32_t>(order_.size() + epilogue_.pointers.size());
+  }
 
   // Queues the product on `stream`. Throws driver::DriverError, or std::invalid_argument if an
   // address is missing or misaligned. Thread-safe; of two concurrent launches one keeps its tensor
@@ -45,13 +71,18 @@ class Plan {
   void Launch(void* const* addresses, CUstream stream) const;
 
  private:
-  const KernelEntry& entry() const { return kernel_.entry; }
+  const KernelEntry& entry() const { return entry_; }
   void CheckProblem() const;
+  void CheckEpilogue() const;
+  void CheckCanImplement() const;
   void CheckTensors(const GemmTensors& tensors) const;
 
-  EmbeddedKernel& kernel_;
+  const std::shared_ptr<LinkedKernel> linked_;  // or nullptr
+  const KernelEntry& entry_;
+  driver::CubinKernel& cubin_;
   const std::vector<void* GemmTensors::*> order_;
   const GemmProblem problem_;
+  const EpilogueArguments epilogue_;
 
   mutable std::mutex memo_mutex_;
   const std::unique_ptr<host_adapter::TensorMapMemo> memo_ =

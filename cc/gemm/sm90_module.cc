@@ -4,14 +4,19 @@
 // problem that a kernel cannot compute is a ValueError.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "cc/driver/python_binding.h"
@@ -96,14 +101,20 @@ nb::bytes Cubin(const std::string& kernel) {
                    static_cast<std::size_t>(entry.cubin_end - entry.cubin_begin));
 }
 
-void Init(Plan* self, const std::string& kernel, const std::vector<std::string>& tensors,
-          std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t lda, std::int64_t ldb,
-          std::int64_t ldd, int device, int num_sms, const std::string& scale_a,
-          const std::string& scale_b, std::int64_t ld_scale_a, std::int64_t ld_scale_b,
-          std::int64_t batch, std::int64_t batch_stride_a, std::int64_t batch_stride_b,
-          std::int64_t batch_stride_d, std::int64_t num_groups, int max_swizzle,
-          const std::string& raster, int splits, std::int64_t scale_a_stride_m,
-          std::int64_t scale_b_stride_n, std::int64_t group_stride_scale_b) {
+void InitLinked(LinkedKernel* self, const std::string& kernel, nb::bytes cubin) {
+  new (self) LinkedKernel(kernel, std::string(cubin.c_str(), cubin.size()));
+}
+
+void Init(Plan* self, const std::variant<std::string, std::shared_ptr<LinkedKernel>>& kernel,
+          const std::vector<std::string>& tensors, std::int64_t m, std::int64_t n, std::int64_t k,
+          std::int64_t lda, std::int64_t ldb, std::int64_t ldd, int device, int num_sms,
+          const std::string& scale_a, const std::string& scale_b, std::int64_t ld_scale_a,
+          std::int64_t ld_scale_b, std::int64_t batch, std::int64_t batch_stride_a,
+          std::int64_t batch_stride_b, std::int64_t batch_stride_d, std::int64_t num_groups,
+          int max_swizzle, const std::string& raster, int splits, std::int64_t scale_a_stride_m,
+          std::int64_t scale_b_stride_n, std::int64_t group_stride_scale_b, nb::bytes epilogue,
+          const std::vector<std::size_t>& pointers,
+          const std::vector<std::pair<std::size_t, std::size_t>>& minima, bool discards_out) {
   GemmProblem problem;
   problem.m = ToInt("m", m);
   problem.n = ToInt("n", n);
@@ -128,7 +139,13 @@ void Init(Plan* self, const std::string& kernel, const std::vector<std::string>&
   problem.scale_a_stride_m = scale_a_stride_m;
   problem.scale_b_stride_n = scale_b_stride_n;
   problem.group_stride_scale_b = group_stride_scale_b;
-  new (self) Plan(kernel, ToTensors(tensors), problem);
+  problem.discards_d = discards_out;
+  if (const auto* const linked = std::get_if<std::shared_ptr<LinkedKernel>>(&kernel)) {
+    new (self) Plan(*linked, ToTensors(tensors), problem,
+                    {std::string(epilogue.c_str(), epilogue.size()), pointers, minima});
+  } else {
+    new (self) Plan(std::get<std::string>(kernel), ToTensors(tensors), problem);
+  }
 }
 
 }  // namespace
@@ -148,6 +165,16 @@ NB_MODULE(_sm90, m) {
         "The embedded cubin of one kernel, as bytes. No CUDA call.\n"
         "Raises ValueError if the module has no such kernel.");
 
+  nb::class_<LinkedKernel>(m, "LinkedKernel",
+                           "An open kernel of this module, into which an epilogue was linked.")
+      .def("__init__", &InitLinked, "kernel"_a, "cubin"_a,
+           "No CUDA call.\n\n"
+           "Args:\n"
+           "  kernel: an id from kernels().\n"
+           "  cubin: what nvJitLink made of its LTO-IR and an epilogue.\n\n"
+           "Raises:\n"
+           "  ValueError: the kernel has no open form, or the bytes are not a whole cubin.");
+
   nb::class_<Plan> plan(
       m, "Plan", "d[m, n] = scale_a * scale_b * (a[m, k] . b[k, n]) + bias[n] on one kernel.");
   plan.def(
@@ -156,10 +183,12 @@ NB_MODULE(_sm90, m) {
       "ld_scale_a"_a = 0, "ld_scale_b"_a = 0, "batch"_a = 1, "batch_stride_a"_a = 0,
       "batch_stride_b"_a = 0, "batch_stride_d"_a = 0, "num_groups"_a = 0, "max_swizzle"_a = 1,
       "raster"_a = "heuristic", "splits"_a = 1, "scale_a_stride_m"_a = 1, "scale_b_stride_n"_a = 1,
-      "group_stride_scale_b"_a = 0,
+      "group_stride_scale_b"_a = 0, "epilogue"_a = nb::bytes("", 0),
+      "pointers"_a = std::vector<std::size_t>(),
+      "minima"_a = std::vector<std::pair<std::size_t, std::size_t>>(), "discards_out"_a = false,
       "Checks the problem; makes no CUDA call.\n\n"
       "Args:\n"
-      "  kernel: an id from kernels().\n"
+      "  kernel: an id from kernels(), or a LinkedKernel.\n"
       "  tensors: those of a, b, out (d), scale_a, scale_b, bias and offs (of a grouped product)\n"
       "    that a launch passes, in its order.\n"
       "  m, n, k: extents; n, k unless a is M-major and b N-major, and m of an M-major a,\n"
@@ -181,7 +210,14 @@ NB_MODULE(_sm90, m) {
       "  splits: blocks that share the k of one output tile, for kernels that can.\n"
       "  scale_a_stride_m, scale_b_stride_n: of block scales, elements from the scale of one\n"
       "    row of a, or of 128 columns of b, to the next.\n"
-      "  group_stride_scale_b: elements from one group's scales of b to the next.\n\n"
+      "  group_stride_scale_b: elements from one group's scales of b to the next.\n"
+      "  epilogue: of a LinkedKernel, the bytes of its parameters (cc/gemm/epilogue_sm90.h).\n"
+      "  pointers: where in them the addresses of the epilogue's tensors go. A launch passes "
+      "these\n"
+      "    after `tensors`, and adds what the bytes have there.\n"
+      "  minima: (position, elements) of those of the epilogue's tensors, of floats, that get\n"
+      "    -infinity before the kernel.\n"
+      "  discards_out: a LinkedKernel stores out into one row, again and again.\n\n"
       "Raises:\n"
       "  ValueError: the kernel cannot compute the problem, or an argument is out of range.");
   stoneware::driver::BindLaunches(plan);

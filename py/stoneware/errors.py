@@ -63,6 +63,10 @@ class TableError(StonewareError, RuntimeError):
     """A tuning table, manifest or sample file is not what it claims to be."""
 
 
+class LinkError(StonewareError, RuntimeError):
+    """NVRTC or nvJitLink cannot make a kernel of the text or the code that it got."""
+
+
 class ForwardOnlyError(StonewareError, RuntimeError):
     """A gradient in backward or forward mode is needed, and the operation does not support it."""
 

@@ -27,7 +27,7 @@ NAME = cache.digest(FROM)
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("STONEWARE_CACHE_DIR", str(tmp_path / "tuning"))
-    monkeypatch.setattr(cache, "_reported", set())
+    monkeypatch.setattr(cache.FILES, "reported", set())
     return tmp_path / "tuning" / "kernels"
 
 
@@ -142,13 +142,13 @@ def test_parameters_besides_the_arguments_are_pointers(parameters):
 
 
 def test_the_folder_is_bounded_and_the_oldest_go_first(folder, monkeypatch):
-    monkeypatch.setattr(cache, "MAX_FOLDER_BYTES", 10 * (len(CUBIN) + 500))
+    monkeypatch.setattr(cache.FILES, "most_bytes", 10 * (len(CUBIN) + 500))
     names = [cache.digest({"kernel": str(idx)}) for idx in range(30)]
     for idx, name in enumerate(names):
         write(name)
         os.utime(folder / f"{name}.kernel", ns=(idx, idx))
     total = sum(file.stat().st_size for file in folder.iterdir())
-    assert total <= cache.MAX_FOLDER_BYTES + len(CUBIN) + 500
+    assert total <= cache.FILES.most_bytes + len(CUBIN) + 500
     left = [name for name in names if cache.read(name)]
     assert left == names[-len(left) :] and left
 
@@ -157,7 +157,7 @@ def test_what_killed_processes_left_counts_and_goes(folder, monkeypatch):
     write()
     (folder / ".stoneware-abc").write_bytes(bytes(1 << 20))
     os.utime(folder / ".stoneware-abc", ns=(1, 1))
-    monkeypatch.setattr(cache, "MAX_FOLDER_BYTES", 1 << 19)
+    monkeypatch.setattr(cache.FILES, "most_bytes", 1 << 19)
     write(cache.digest({}))
     assert not (folder / ".stoneware-abc").exists()
     assert cache.read(NAME) is not None

@@ -73,7 +73,7 @@ def gpu(monkeypatch, tmp_path, tmp_path_factory):
     scale.device_caches.clear()  # what other tests compiled
     monkeypatch.setenv("STONEWARE_CACHE_DIR", str(tmp_path / "tuning"))
     monkeypatch.delenv("STONEWARE_TUNING", raising=False)
-    monkeypatch.setattr(cache, "_reported", set())
+    monkeypatch.setattr(cache.FILES, "reported", set())
     monkeypatch.setattr(policy, "_memory", [])
     sources.forget_stores()
     runs = iter(range(10, 60))  # later than those of `sample`

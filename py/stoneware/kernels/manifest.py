@@ -69,6 +69,19 @@ class KernelRecord:
         return int(digits[:-1]), int(digits[-1])
 
 
+@dataclass(frozen=True, kw_only=True)
+class OpenKernels:
+    """A file of LTO-IR, `open_kernels/<name>`, with kernels that call an epilogue which is linked later.
+
+    Attributes:
+      name, sha256, size_bytes: of the file.
+    """
+
+    name: str
+    sha256: str
+    size_bytes: int
+
+
 @dataclass(frozen=True)
 class Manifest:
     """The kernels of a build.
@@ -79,6 +92,7 @@ class Manifest:
       removed: those that serve gradients alone and are off, by id.
       has_backward: whether the build is for gradients, what `--//:enable_backward` says.
       digest: of the manifest's file; empty for one that was made otherwise.
+      open: id of a kernel that is open too -> its file.
     """
 
     kernels: Mapping[str, KernelRecord]
@@ -86,6 +100,7 @@ class Manifest:
     removed: Mapping[str, KernelRecord] = field(default_factory=dict)
     has_backward: bool = True
     digest: str = ""
+    open: Mapping[str, OpenKernels] = field(default_factory=dict)
 
     def lacks(self, kernel: str) -> bool:
         """Whether a kernel of this id exists, and is not in this build on purpose."""
@@ -175,12 +190,17 @@ def read_manifest(path: str | os.PathLike[str], remedy: str = package_files.REME
         left_out = frozenset(map(str, data.get("left_out", ())))
         removed = {kernel["id"]: KernelRecord(**kernel) for kernel in data.get("removed", ())}
         has_backward = {"on": True, "off": False}[data.get("backward", "on")]
+        open_kernels = {
+            id: OpenKernels(name=file["name"], sha256=file["sha256"], size_bytes=file["size_bytes"])
+            for file in data.get("open", ())
+            for id in file["kernels"]
+        }
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         raise TableError(f"{path}: not a kernel manifest: {type(error).__name__}: {error}; {remedy}") from error
     kernels = {record.id: record for record in sorted(records, key=lambda record: record.id)}
     if len(kernels) != len(records):
         raise TableError(f"{path}: a kernel id stands there twice; {remedy}")
-    return Manifest(kernels, left_out, removed, has_backward, expected)
+    return Manifest(kernels, left_out, removed, has_backward, expected, open_kernels)
 
 
 @functools.cache

@@ -71,6 +71,7 @@ class Operation:
         config: Config | None = None,
         lists_refusals: bool = True,
         checks_vendor: bool = False,
+        refuses: Callable[[Config], str | None] | None = None,
     ) -> Decision:
         """Chooses the config; see `lookup.decide` for the order.
 
@@ -82,6 +83,7 @@ class Operation:
             the refusals on the way to the choice, which takes less time.
           checks_vendor: whether the vendor's kernel may run now to compare its bits with ours, if results
             must be batch invariant.
+          refuses: a further reason why a config cannot run the call, or None.
 
         Raises:
           TypeError, ValueError: `backend` or `config` is not valid.
@@ -103,6 +105,8 @@ class Operation:
 
         def refusal(config: Config) -> str | None:
             reason = backends.refusal(config)
+            if reason is None and refuses is not None:
+                reason = refuses(config)
             if reason is None and is_invariant:
                 return self._why_not_invariant(config, problem, device, checks_vendor)
             return reason

@@ -51,6 +51,7 @@ class OpPlans:
       plan: plan(*tensors, *objects) is the plan of a call, which is checked.
       fast: the native module's part, a FastCall; None where it cannot be used.
       why_not_fast: the reason for that; empty if it can.
+      fused: the calls with an epilogue (`stoneware.ops.fused`).
     """
 
     operation: Operation
@@ -75,6 +76,7 @@ class OpPlans:
         self._tensors, self._num_tensors = self.spec.tensors, len(self.spec.tensors)
         self._order = [self._tensors.index(name) for name in self.spec.plan_order]
         self._aligned = self._order[:3]  # the operands and out
+        self.fused: dict[Any, Any] = {}
         self.fast, self.why_not_fast = self._fast_call()
         if self.fast is not None:
             self.call, self.plan = self.fast.call, self.fast.plan

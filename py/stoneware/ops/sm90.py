@@ -70,10 +70,21 @@ class Sm90(Backend):
 
     def plan(self, problem: Any, config: Config, device: Device) -> Plan:
         sm90_kernels.check_cubin(config.kernel)
+        assert device.ordinal is not None  # a GPU of this machine has one
+        return native.plan(self.launch(problem, config, device, config.kernel), device.ordinal)
+
+    def launch(self, problem: Any, config: Config, device: Device, kernel: Any, **epilogue: Any) -> Any:
+        """The native module's Plan.
+
+        Args:
+          problem, config, device: as for `plan`.
+          kernel: id of the config's kernel, or its native LinkedKernel.
+          epilogue: of the latter, further arguments of the native Plan.
+        """
         ordinal, fingerprint = device.ordinal, device.fingerprint
         assert ordinal is not None and fingerprint is not None  # a GPU of this machine has both
-        launch = native.load(sm90_kernels.MODULE).Plan(
-            config.kernel,
+        return native.load(sm90_kernels.MODULE).Plan(
+            kernel,
             tensors=self.spec.plan_order,
             m=problem.m,
             n=problem.n,
@@ -87,8 +98,8 @@ class Sm90(Backend):
             raster=config.raster,
             splits=config.splits,
             **self.fields(problem),
+            **epilogue,
         )
-        return native.plan(launch, ordinal)
 
     def kind(self, problem: Any) -> str:
         """Further properties that a kernel must be built for; used in the message that no kernel has them."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 
 from stoneware.kernels.config import Config
@@ -26,6 +29,8 @@ def grouped_mm(
     scale_b: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     *,
+    epilogue: Callable[..., Any] | None = None,
+    inputs: Sequence[torch.Tensor] = (),
     out: torch.Tensor | None = None,
     backend: str | None = None,
     config: Config | None = None,
@@ -74,6 +79,10 @@ def grouped_mm(
       TableError: the tuning table of this installation is damaged.
       DriverError: the CUDA driver refuses.
     """
+    if epilogue is not None:
+        from stoneware.ops import fused
+
+        return fused.call(_PLANS, epilogue, inputs, a, b, offs, scale_a, scale_b, out, out_dtype, backend, config)
     if _is_compiling():
         return _traced(a, b, offs, scale_a, scale_b, out, out_dtype, backend, config)
     return _PLANS.call(a, b, offs, scale_a, scale_b, out, out_dtype, backend, config)

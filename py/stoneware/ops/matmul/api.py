@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 
 from stoneware.kernels.config import Config
@@ -24,6 +27,8 @@ def matmul(
     b: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
+    epilogue: Callable[..., Any] | None = None,
+    inputs: Sequence[torch.Tensor] = (),
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     backend: str | None = None,
@@ -66,6 +71,10 @@ def matmul(
       TableError: the tuning table of this installation is damaged.
       DriverError: the CUDA driver refuses.
     """
+    if epilogue is not None:
+        from stoneware.ops import fused
+
+        return fused.call(_PLANS, epilogue, inputs, a, b, bias, out, out_dtype, backend, config)
     if _is_compiling():
         return _traced(a, b, bias, out, out_dtype, backend, config)
     return _PLANS.call(a, b, bias, out, out_dtype, backend, config)

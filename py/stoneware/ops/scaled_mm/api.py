@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 
 from stoneware.errors import quoted
@@ -30,6 +33,8 @@ def scaled_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     *,
+    epilogue: Callable[..., Any] | None = None,
+    inputs: Sequence[torch.Tensor] = (),
     out: torch.Tensor | None = None,
     backend: str | None = None,
     config: Config | None = None,
@@ -79,6 +84,12 @@ def scaled_mm(
     # Not among the checks: a plan that was made for True would be found for 1, which equals it.
     if use_fast_accum is not True and use_fast_accum is not False:
         raise TypeError(f"use_fast_accum={quoted(use_fast_accum)} must be a bool; pass True or False")
+    if epilogue is not None:
+        from stoneware.ops import fused
+
+        return fused.call(
+            _PLANS, epilogue, inputs, a, b, scale_a, scale_b, bias, out, out_dtype, use_fast_accum, backend, config
+        )
     if _is_compiling():
         return _traced(a, b, scale_a, scale_b, bias, out, out_dtype, use_fast_accum, backend, config)
     return _PLANS.call(a, b, scale_a, scale_b, bias, out, out_dtype, use_fast_accum, backend, config)

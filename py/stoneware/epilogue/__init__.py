@@ -1,0 +1,13 @@
+"""Epilogues: Python functions on torch tensors that run inside a matmul's kernel, linked and not compiled.
+
+    sw.matmul(a, b, epilogue=lambda acc, r: torch.nn.functional.silu(acc) + r, inputs=(r,))
+
+    trace.py         runs the function once, on tensors without memory, and notes what it computes
+    expression.py    what it noted: a value for each element of the outputs
+    arithmetic.py    how each operator of torch is written in CUDA C++
+    source.py        the expression as the device function of cc/gemm/epilogue_sm90.h, and its parameters
+    device_code.h    what every such function begins with
+    linked.py        a kernel with the function linked in: at once, in the background, or from the disk
+
+`stoneware.ops.fused` makes calls of them.
+"""

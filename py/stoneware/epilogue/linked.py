@@ -1,0 +1,158 @@
+"""A kernel with an epilogue linked in: from this process, from the disk, or linked now or in the background.
+
+A link takes some tenths of a second and needs no GPU. One thread links in the background, in the order in
+which calls asked. What it has linked is found by the next call; what it could not link is logged once, and
+those calls stay unfused.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import threading
+from collections import deque
+from typing import Any
+
+from stoneware.epilogue import source
+from stoneware.errors import StonewareError, TableError, UnsupportedError
+from stoneware.kernels import manifest, sm90_kernels
+from stoneware.linking import cubins, toolchain
+from stoneware.linking.toolchain import Library
+from stoneware.runtime import native, package_files, regular_file
+
+_LOG = logging.getLogger("stoneware.epilogue")
+
+_ARCH = "sm_90a"
+
+Key = tuple[str, str]
+"""Id of the kernel, text of the epilogue."""
+
+_kernels: dict[Key, Any] = {}
+"""Native LinkedKernels; each stays loaded."""
+
+_failed: dict[Key, StonewareError] = {}
+
+_waiting: deque[Key] = deque()
+_in_progress: set[Key] = set()
+_changed = threading.Condition()
+_thread: list[threading.Thread] = []
+
+
+def why_not_open(kernel: str) -> str | None:
+    """Why no epilogue can be linked into a kernel, or None."""
+    if kernel not in manifest.packaged().open:
+        return f"kernel {kernel} is not open: it has no LTO-IR into which an epilogue could be linked"
+    return None
+
+
+def now(kernel: str, text: str) -> Any:
+    """The native LinkedKernel of a kernel and an epilogue, which is linked now if it must be.
+
+    Args:
+      kernel: id of an open kernel.
+      text: of `source.Source`.
+
+    Raises:
+      LinkError: NVRTC or nvJitLink refuses.
+      TableError: the kernel's LTO-IR is missing or damaged.
+      UnsupportedError: nothing can be linked here.
+    """
+    key = (kernel, text)
+    if key in _failed:
+        raise _failed[key]
+    if key not in _kernels:
+        _kernels.setdefault(key, native.load(sm90_kernels.MODULE).LinkedKernel(kernel, cubin(kernel, text)))
+    return _kernels[key]
+
+
+def soon(kernel: str, text: str) -> Any | None:
+    """Like `now`, but None if it is not linked yet: it will be, in the background, or cannot be."""
+    key = (kernel, text)
+    if key in _kernels:
+        return _kernels[key]
+    if key in _failed:
+        return None
+    if (kept := cubins.read(_digest(kernel, text))) is not None:
+        return _kernels.setdefault(key, native.load(sm90_kernels.MODULE).LinkedKernel(kernel, kept))
+    with _changed:
+        if key not in _in_progress:
+            _in_progress.add(key)
+            _waiting.append(key)
+            if not _thread:
+                _thread.append(threading.Thread(target=_link_in_background, name="stoneware-link", daemon=True))
+                _thread[0].start()
+            _changed.notify_all()
+    return None
+
+
+def wait(timeout_s: float | None = None) -> bool:
+    """Waits until nothing is left to link in the background; whether that is so."""
+    with _changed:
+        return _changed.wait_for(lambda: not _in_progress, timeout_s)
+
+
+def cubin(kernel: str, text: str) -> bytes:
+    """The linked cubin, from the disk or linked now; see `now`."""
+    name = _digest(kernel, text)
+    kept = cubins.read(name)
+    if kept is not None:
+        return kept
+    lto_ir = toolchain.compile_lto_ir(source.device_code() + text, arch=_ARCH, name="epilogue.cu")
+    linked = toolchain.link(
+        [Library(kernel, _open_kernel(kernel), is_fatbin=True), Library("epilogue", lto_ir)],
+        arch=_ARCH,
+        options=[f"-kernels-used={kernel}"],
+    )
+    cubins.write(name, linked)
+    return linked
+
+
+def _link_in_background() -> None:
+    while True:
+        with _changed:
+            _changed.wait_for(lambda: bool(_waiting))
+            key = _waiting.popleft()
+        try:
+            now(*key)
+        except StonewareError as error:
+            _failed[key] = error
+            _LOG.warning("an epilogue stays unfused, since it cannot be linked into %s: %s", key[0], error)
+        except Exception as error:  # whatever it is, the thread serves the others
+            _failed[key] = UnsupportedError(f"linking {key[0]} failed: {type(error).__name__}: {error}")
+            _LOG.exception("an epilogue stays unfused, since linking it into %s failed", key[0])
+        finally:
+            with _changed:
+                _in_progress.discard(key)
+                _changed.notify_all()
+
+
+def _digest(kernel: str, text: str) -> str:
+    opened = manifest.packaged().open[kernel]
+    return cubins.digest(kernel, opened.sha256, _device_code_sha256(), text, _ARCH)
+
+
+@functools.cache
+def _device_code_sha256() -> str:
+    return hashlib.sha256(source.device_code().encode()).hexdigest()
+
+
+@functools.lru_cache(maxsize=8)
+def _open_file(name: str, sha256: str) -> bytes:
+    path = package_files.path("open_kernels", name)
+    try:
+        data = regular_file.read(path)
+    except OSError as error:
+        raise TableError(f"{path}: {error}; {package_files.REMEDY}") from error
+    found = hashlib.sha256(data).hexdigest()
+    if found != sha256:
+        raise TableError(
+            f"{path}: expected the content with sha256={sha256}, as kernel_manifest.json says, found {found}; "
+            f"{package_files.REMEDY}"
+        )
+    return data
+
+
+def _open_kernel(kernel: str) -> bytes:
+    opened = manifest.packaged().open[kernel]
+    return _open_file(opened.name, opened.sha256)

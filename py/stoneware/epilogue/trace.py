@@ -1,0 +1,352 @@
+"""Runs an epilogue once on tensors without memory, and notes what it computes.
+
+Torch's dispatcher calls `_Traced.__torch_dispatch__` for each operator, after it has taken composite ones
+apart. Shapes, dtypes and views follow from the same operator on the device "meta".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from stoneware.epilogue import arithmetic
+from stoneware.epilogue.expression import Acc, Apply, Constant, Expression, Half, Output, load_of
+from stoneware.errors import UnsupportedError, quoted
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.bool)
+"""Those that an input, and a value in between, may have."""
+
+_SAME = frozenset({"alias", "detach", "clone", "contiguous", "lift_fresh", "view", "_unsafe_view", "reshape", "expand"})
+"""Operators that change nothing if the shape stays."""
+
+_VIEWS = frozenset(
+    {
+        *_SAME,
+        "as_strided",
+        "diagonal",
+        "permute",
+        "select",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "squeeze",
+        "t",
+        "transpose",
+        "unbind",
+        "unfold",
+        "unsqueeze",
+    }
+) - {"clone", "contiguous"}
+
+_FILLED = {"zeros_like": 0.0, "ones_like": 1.0}
+
+
+class _View:
+    """A view of input `index`; the traced tensor's meta tensor has its strides."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+class _Pairs:
+    """A value whose neighbouring columns are a dimension of two."""
+
+    def __init__(self, node: Any) -> None:
+        self.node = node
+
+
+class _RowMax:
+    def __init__(self, node: Any, is_half: bool) -> None:
+        self.node, self.is_half = node, is_half
+
+
+class _Traced(torch.Tensor):
+    """A tensor without memory: `meta` has its shape and strides, and `node` says what it is."""
+
+    meta: torch.Tensor
+    node: Any
+    frames: _Frames
+
+    @staticmethod
+    def __new__(cls, meta: torch.Tensor, node: Any, frames: _Frames) -> _Traced:
+        self = torch.Tensor._make_wrapper_subclass(
+            cls,
+            meta.shape,
+            strides=meta.stride(),
+            storage_offset=meta.storage_offset(),
+            dtype=meta.dtype,
+            device=frames.device,
+        )
+        self.meta, self.node, self.frames = meta, node, frames
+        return self
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        traced = next(value for value in _flat((args, kwargs or {})) if isinstance(value, _Traced))
+        return traced.frames.run(function, args, kwargs or {})
+
+
+class _Frames:
+    """The shapes that a value may have: that of the matmul's result, and the one with half of its columns.
+
+    Args:
+      shape: of the result.
+      device: of the call.
+    """
+
+    def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
+        self.full = shape
+        self.half = (*shape[:-1], shape[-1] // 2)
+        self.device = device
+
+    def run(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """An operator of torch."""
+        name = function._schema.name.split("::")[1]
+        arguments = _bound(function, args, kwargs)
+        first = next(iter(arguments.values()), None)
+        if name.endswith("_") and not name.startswith("_") and function._schema.is_mutable:
+            return self._in_place(name, args, kwargs)
+        if name in _FILLED or name == "full_like":
+            value = _FILLED.get(name, arguments.get("fill_value"))
+            return _Traced(self._meta(function, args, kwargs), Constant(float(value)), self)
+        if isinstance(first, _Traced):
+            if isinstance(first.node, _View) and name in _VIEWS:
+                return self._views(function, args, kwargs, first.node)
+            if isinstance(first.node, _Pairs):
+                return self._of_pairs(function, name, args, kwargs, first)
+            if (same := self._rearranged(function, name, args, kwargs, arguments, first)) is not None:
+                return same
+            if name == "amax":
+                return self._row_max(function, args, kwargs, arguments, first)
+        if name not in arithmetic.NAMES or arguments.get("rounding_mode") is not None:
+            self._refuse(name)
+        meta = self._meta(function, args, kwargs)
+        _check_dtype(name, meta.dtype)
+        return _Traced(meta, self._apply(name, arguments, meta), self)
+
+    def _apply(self, name: str, arguments: dict[str, Any], meta: torch.Tensor) -> Apply:
+        flags = {key: value for key, value in arguments.items() if key in arithmetic.FLAGS or value is None}
+        nodes = [(key, self._node(name, value)) for key, value in arguments.items() if key not in flags]
+        given = [(key, value) for key, value in flags.items() if key == "approximate"]
+        return Apply(name, (*nodes, *given), meta.dtype)
+
+    def _node(self, name: str, value: Any) -> Any:
+        """An argument as a node."""
+        if isinstance(value, (bool, int, float)):
+            return Constant(float(value))
+        if isinstance(value, _Traced):
+            if isinstance(value.node, (_Pairs, _RowMax)):
+                what = "the maximum of a row" if isinstance(value.node, _RowMax) else "pairs of columns"
+                raise UnsupportedError(
+                    f"an epilogue must not compute with {what}, which other threads have, but {name} gets it; return "
+                    "it, and compute after the call"
+                )
+            return self.resolved(value)
+        if isinstance(value, torch.Tensor):
+            if value.ndim == 0 and value.device.type == "cpu":
+                return Constant(float(value))
+            raise UnsupportedError(
+                f"an epilogue must get its tensors as arguments, but {name} reads one of shape {list(value.shape)} "
+                "that it does not get; pass it in inputs="
+            )
+        return self._refuse(name)
+
+    def resolved(self, value: _Traced) -> Any:
+        """The node of a traced tensor; that of a view is a load."""
+        if not isinstance(value.node, _View):
+            return value.node
+        _check_dtype(f"inputs[{value.node.index}]", value.dtype)
+        columns = value.shape[-1] if value.ndim else 1
+        is_half = columns == self.half[-1] and columns not in (1, self.full[-1])
+        frame = self.half if is_half else self.full
+        try:
+            fits = torch.broadcast_shapes(value.shape, frame) == torch.Size(frame)
+        except RuntimeError:
+            fits = False
+        if not fits:
+            raise ValueError(
+                f"inputs[{value.node.index}] with shape {list(value.shape)} must broadcast to the result's shape "
+                f"{list(self.full)}, or to {list(self.half)} for pairs of columns; reshape it"
+            )
+        return load_of(value.node.index, value.meta, frame)
+
+    def _meta(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """The result of the operator on meta tensors."""
+        kwargs = {**kwargs, "device": torch.device("meta")} if kwargs.get("device") is not None else kwargs
+        return function(*_with_meta(args), **_with_meta(kwargs))
+
+    def _views(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], view: _View) -> Any:
+        metas = self._meta(function, args, kwargs)
+        if isinstance(metas, torch.Tensor):
+            return _Traced(metas, view, self)
+        return type(metas)(_Traced(meta, view, self) for meta in metas)
+
+    def _rearranged(
+        self,
+        function: Any,
+        name: str,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        arguments: dict[str, Any],
+        first: _Traced,
+    ) -> _Traced | None:
+        """The result of an operator that keeps a computed value, or takes every other column of it."""
+        if name not in _VIEWS and name not in _SAME:
+            return None
+        meta = self._meta(function, args, kwargs)
+        if tuple(meta.shape) == tuple(first.shape) and name in (*_SAME, "slice"):
+            return _Traced(meta, first.node, self)
+        if tuple(first.shape) == self.full and not isinstance(first.node, _RowMax):
+            if name in ("view", "reshape", "_unsafe_view") and tuple(meta.shape) == (*self.half, 2):
+                return _Traced(meta, _Pairs(first.node), self)
+            is_last = arguments.get("dim", 0) % first.ndim == first.ndim - 1
+            is_strided = arguments.get("step") == 2 and (arguments.get("start") or 0) in (0, 1)
+            if name == "slice" and is_last and is_strided and tuple(meta.shape) == self.half:
+                return _Traced(meta, Half(first.node, arguments.get("start") or 0), self)
+        raise UnsupportedError(
+            f"an epilogue may take only neighbouring columns of a computed value, [..., 0::2] and [..., 1::2], but "
+            f"{name} makes a value of shape {list(meta.shape)} of one of shape {list(first.shape)}; rearrange inputs "
+            "before they are computed with, and results after the call"
+        )
+
+    def _of_pairs(self, function: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], first: _Traced) -> Any:
+        metas = self._meta(function, args, kwargs)
+        pairs = first.node
+        if name == "unbind" and len(metas) == 2 and tuple(metas[0].shape) == self.half:
+            return [_Traced(meta, Half(pairs.node, parity), self) for parity, meta in enumerate(metas)]
+        if name == "select" and tuple(metas.shape) == self.half:
+            index = _bound(function, args, kwargs)["index"]
+            return _Traced(metas, Half(pairs.node, index % 2), self)
+        return self._refuse(name)
+
+    def _row_max(
+        self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], arguments: dict[str, Any], first: _Traced
+    ) -> _Traced:
+        dims = arguments["dim"]
+        shape = tuple(first.shape)
+        if shape not in (self.full, self.half) or [dim % first.ndim for dim in dims] != [first.ndim - 1]:
+            raise UnsupportedError(
+                f"amax of an epilogue must be over the last dimension of a value of shape {list(self.full)}, but is "
+                f"over {list(dims)} of {list(shape)}; reduce after the call"
+            )
+        node = _RowMax(self.resolved(first), shape == self.half and shape != self.full)
+        return _Traced(self._meta(function, args, kwargs), node, self)
+
+    def _in_place(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> _Traced:
+        target, *others = args
+        base = name[:-1]
+        if not isinstance(target, _Traced) or isinstance(target.node, (_View, _Pairs, _RowMax)):
+            raise UnsupportedError(f"an epilogue must not change its inputs, but {name} does; use {base} instead")
+        if base == "copy":
+            self._refuse(name)
+        result = getattr(torch.ops.aten, base)(target, *others, **kwargs)
+        if tuple(result.shape) != tuple(target.shape) or result.dtype != target.dtype:
+            result = result.to(target.dtype)
+        target.node = result.node
+        return target
+
+    def _refuse(self, name: str) -> NoReturn:
+        raise UnsupportedError(
+            f"an epilogue must compute each element by itself, with operators that Stoneware can write in CUDA C++, "
+            f"but uses aten::{name}; compute it after the call. Known are {', '.join(sorted(arithmetic.NAMES))}, amax "
+            "over a row, and views of inputs"
+        )
+
+
+def trace(
+    function: Callable[..., Any], shape: Sequence[int], inputs: Sequence[torch.Tensor], device: torch.device
+) -> Expression:
+    """What function(acc, *inputs) computes.
+
+    Args:
+      function: the epilogue.
+      shape: of acc, [..., m, n] float32.
+      inputs: the tensors that it gets.
+      device: of the call.
+
+    Raises:
+      TypeError: the function does not return tensors.
+      UnsupportedError: it uses an operator that no kernel can have; the message names it.
+      UnfusableError: an input has strides that kernels do not follow.
+      ValueError: an input or a result has a shape that does not fit.
+    """
+    frames = _Frames(tuple(shape), device)
+    acc = _Traced(torch.empty(frames.full, dtype=torch.float32, device="meta"), Acc(), frames)
+    views = [
+        _Traced(torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="meta"), _View(index), frames)
+        for index, one in enumerate(inputs)
+    ]
+    with torch.no_grad():
+        returned = function(acc, *views)
+    is_tuple = isinstance(returned, (tuple, list))
+    results = tuple(returned) if is_tuple else (returned,)
+    if not results:
+        raise TypeError("an epilogue must return a tensor or several, but returned an empty tuple; return one")
+    return Expression(tuple(_output(frames, position, result) for position, result in enumerate(results)), is_tuple)
+
+
+def _output(frames: _Frames, position: int, result: object) -> Output:
+    if not isinstance(result, _Traced):
+        raise TypeError(
+            f"an epilogue must return tensors that it computed from its arguments, but result {position} is "
+            f"{quoted(result) if not isinstance(result, torch.Tensor) else 'a tensor of its own'}; return a tensor"
+        )
+    shape = tuple(result.shape)
+    if isinstance(result.node, _RowMax):
+        return Output("row_max", result.node.node, shape, result.dtype, result.node.is_half)
+    if shape not in (frames.full, frames.half) or isinstance(result.node, _Pairs):
+        raise ValueError(
+            f"result {position} of an epilogue must have the shape {list(frames.full)} of the matmul's result, or half "
+            f"of its columns, {list(frames.half)}, but has {list(shape)}; expand it, or compute it elsewhere"
+        )
+    _check_dtype(f"result {position}", result.dtype)
+    is_half = shape != frames.full
+    value = frames.resolved(result)
+    if isinstance(value, Apply) and value.operator == "_to_copy" and value.dtype == result.dtype != torch.bool:
+        value = value.arguments[0][1]  # the store rounds
+    return Output("half" if is_half else "full", value, shape, result.dtype, is_half)
+
+
+def _check_dtype(name: str, dtype: torch.dtype) -> None:
+    if dtype not in DTYPES:
+        raise UnsupportedError(
+            f"{name} of an epilogue must have one of the dtypes {', '.join(map(str, DTYPES))}, but has {dtype}; cast it "
+            "before the call"
+        )
+
+
+def _bound(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of an operator by name, with defaults."""
+    schema = function._schema.arguments
+    bound = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+    bound |= dict(zip((argument.name for argument in schema), args))
+    bound |= kwargs
+    return {argument.name: bound[argument.name] for argument in schema if argument.name in bound}
+
+
+def _flat(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        for one in value:
+            yield from _flat(one)
+    elif isinstance(value, dict):
+        yield from _flat(tuple(value.values()))
+    else:
+        yield value
+
+
+def _with_meta(value: Any) -> Any:
+    if isinstance(value, _Traced):
+        return value.meta
+    if isinstance(value, torch.Tensor):
+        return value if value.ndim == 0 else value.to("meta")
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_with_meta, value))
+    if isinstance(value, dict):
+        return {key: _with_meta(one) for key, one in value.items()}
+    return value

@@ -1,0 +1,148 @@
+"""NVRTC and nvJitLink, by their bindings in the package cuda-bindings. No GPU and no driver are needed.
+
+Both release the GIL while they work, so a thread can link while others launch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from stoneware.errors import LinkError, UnsupportedError
+
+LEAST_VERSION = (13, 0)
+"""Of nvJitLink: LTO-IR of this build is of CUDA 13.0, which older linkers do not read."""
+
+_REMEDY = "install torch for CUDA 13, which brings both, or: pip install cuda-bindings~=13.0 nvidia-cuda-nvrtc nvidia-nvjitlink"
+
+
+class Library(NamedTuple):
+    """LTO-IR to link.
+
+    Attributes:
+      name: for the linker's messages.
+      data: its bytes: of NVRTC, or a fatbin of nvcc's.
+      is_fatbin: whether it is the latter.
+    """
+
+    name: str
+    data: bytes
+    is_fatbin: bool = False
+
+
+class _Toolchain(NamedTuple):
+    nvrtc: Any
+    nvjitlink: Any
+    versions: tuple[tuple[int, int], tuple[int, int]]
+
+
+def versions() -> str:
+    """The versions of NVRTC and of nvJitLink; raises UnsupportedError if they cannot be used."""
+    (a, b), (c, d) = _toolchain().versions
+    return f"NVRTC {a}.{b}, nvJitLink {c}.{d}"
+
+
+def why_missing() -> str | None:
+    """Why nothing can be linked here, with the remedy; None if it can."""
+    try:
+        _toolchain()
+    except UnsupportedError as error:
+        return str(error)
+    return None
+
+
+def compile_lto_ir(source: str, *, arch: str, name: str = "source.cu", options: Iterable[str] = ()) -> bytes:
+    """Compiles CUDA C++ that includes no header to LTO-IR.
+
+    Args:
+      source: the text.
+      arch: such as "sm_90a".
+      name: of the text, in messages.
+      options: further options of NVRTC.
+
+    Raises:
+      LinkError: NVRTC refuses the text; the message has its log.
+      UnsupportedError: NVRTC is not installed, or too old.
+    """
+    nvrtc = _toolchain().nvrtc
+
+    def call(function: Any, *arguments: Any) -> Any:
+        result, *values = function(*arguments)
+        if int(result) != 0:
+            raise LinkError(f"{function.__name__} failed with {result.name}; {_REMEDY}")
+        return values[0] if values else None
+
+    program = call(nvrtc.nvrtcCreateProgram, source.encode(), name.encode(), 0, [], [])
+    try:
+        all_options = [f"-arch={arch}", "-dlto", "-rdc=true", "-std=c++17", *options]
+        (result,) = nvrtc.nvrtcCompileProgram(program, len(all_options), [option.encode() for option in all_options])
+        if int(result) != 0:
+            log = bytearray(call(nvrtc.nvrtcGetProgramLogSize, program))
+            call(nvrtc.nvrtcGetProgramLog, program, log)
+            raise LinkError(f"NVRTC cannot compile {name} for {arch}:\n{_text(log)}")
+        lto_ir = bytearray(call(nvrtc.nvrtcGetLTOIRSize, program))
+        call(nvrtc.nvrtcGetLTOIR, program, lto_ir)
+        return bytes(lto_ir)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def link(libraries: Sequence[Library], *, arch: str, options: Iterable[str] = ()) -> bytes:
+    """Links LTO-IR to a cubin.
+
+    Args:
+      libraries: what to link.
+      arch: such as "sm_90a".
+      options: further options of nvJitLink.
+
+    Raises:
+      LinkError: nvJitLink refuses; the message has its log.
+      UnsupportedError: nvJitLink is not installed, or too old.
+    """
+    nvjitlink = _toolchain().nvjitlink
+    all_options = [f"-arch={arch}", "-lto", *options]
+    linker = nvjitlink.create(len(all_options), all_options)
+    try:
+        for library in libraries:
+            kind = nvjitlink.InputType.FATBIN if library.is_fatbin else nvjitlink.InputType.LTOIR
+            nvjitlink.add_data(linker, kind, library.data, len(library.data), library.name)
+        nvjitlink.complete(linker)
+        cubin = bytearray(nvjitlink.get_linked_cubin_size(linker))
+        nvjitlink.get_linked_cubin(linker, cubin)
+        return bytes(cubin)
+    except nvjitlink.nvJitLinkError as error:
+        log = bytearray(nvjitlink.get_error_log_size(linker))
+        nvjitlink.get_error_log(linker, log)
+        names = ", ".join(library.name for library in libraries)
+        raise LinkError(f"nvJitLink cannot link {names} for {arch}: {error}\n{_text(log)}") from error
+    finally:
+        nvjitlink.destroy(linker)
+
+
+def _text(log: bytes) -> str:
+    return log.decode(errors="replace").rstrip("\0\n")
+
+
+@functools.cache
+def _toolchain() -> _Toolchain:
+    try:
+        from cuda.bindings import nvjitlink, nvrtc
+
+        _, *nvrtc_version = nvrtc.nvrtcVersion()
+        found = _Toolchain(nvrtc, nvjitlink, (tuple(nvrtc_version), tuple(nvjitlink.version())))
+    except Exception as error:  # the bindings raise what their search for the libraries does
+        raise UnsupportedError(
+            f"linking needs NVRTC and nvJitLink of CUDA {_dotted(LEAST_VERSION)} or later, which cannot be loaded: "
+            f"{type(error).__name__}: {error}; {_REMEDY}"
+        ) from error
+    for name, version in zip(("NVRTC", "nvJitLink"), found.versions):
+        if version < LEAST_VERSION:
+            raise UnsupportedError(
+                f"{name} must be of CUDA {_dotted(LEAST_VERSION)} or later, and is of {_dotted(version)}; {_REMEDY}"
+            )
+    return found
+
+
+def _dotted(version: Sequence[int]) -> str:
+    return ".".join(map(str, version))

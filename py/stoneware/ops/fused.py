@@ -1,0 +1,384 @@
+"""Calls of an op with an epilogue: the function runs in the op's kernel, on the sums in its registers.
+
+    call            what `sw.matmul(..., epilogue=f)` calls: finds the calls of this function, or makes them
+    _FusedCalls     the calls of one op with one function: a FastCall, like that of the op itself
+    _make           the plan for a kind of call: an open kernel with the function linked in, or, where that
+                    cannot be or is not linked yet, the op's own kernel with a float32 result, and the function
+
+Both give the same values, up to float32 rounding. A call that needs gradients, a torch dispatch mode or
+torch.compile takes the second way, so that autograd and Inductor see torch's operators.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from stoneware.epilogue import linked, source, trace
+from stoneware.epilogue.expression import Expression, UnfusableError
+from stoneware.errors import LinkError, TuningMissError, UnsupportedError, quoted
+from stoneware.kernels.config import Config
+from stoneware.kernels.sm90_kernels import BACKEND as SM90
+from stoneware.ops import native_call, tensor_checks
+from stoneware.ops.backend import Plan, torch_plan
+from stoneware.ops.plan_cache import OpPlans
+from stoneware.runtime.device import Device
+from stoneware.runtime.dtypes import TORCH_DTYPES
+from stoneware.tuning import policy
+
+Epilogue = Callable[..., Any]
+
+_MOST_FUNCTIONS = 1024
+"""Of an op. A function that is made anew for each call is known again, see `_identity`."""
+
+_is_compiling = torch.compiler.is_dynamo_compiling
+
+
+def call(plans: OpPlans, function: Epilogue, inputs: Sequence[torch.Tensor], *arguments: Any) -> Any:
+    """A call of the op with an epilogue.
+
+    Args:
+      plans: of the op.
+      function: function(acc, *inputs) -> the results.
+      inputs: tensors.
+      arguments: of the op's call: its tensors with out, its other arguments, backend and config.
+
+    Returns:
+      What the function returns: a tensor or a tuple of them, with float32 results in the call's out dtype.
+
+    Raises:
+      TypeError, ValueError: an argument breaks a rule.
+      UnsupportedError: the function uses an operator that no kernel can have.
+    """
+    num_tensors = len(plans.spec.inputs)
+    tensors, out, objects = arguments[:num_tensors], arguments[num_tensors], arguments[num_tensors + 1 :]
+    if out is not None:
+        raise ValueError(f"out of {plans.spec.name} must be None with an epilogue; leave it out, and use the result")
+    if not isinstance(inputs, (tuple, list)):
+        raise TypeError(f"inputs={quoted(type(inputs))} must be a tuple of tensors; pass inputs=(tensor,)")
+    if _is_compiling():
+        return _unfused(plans, plans.operator, function, tensors, inputs, objects)
+    first = tensors[0]
+    key = _identity(function), len(inputs), getattr(first, "dtype", None), *objects
+    try:
+        calls = plans.fused.get(key)
+    except TypeError as error:  # an object that cannot be hashed
+        raise TypeError(
+            f"epilogue={quoted(function)} must be a function that can be hashed; pass a function"
+        ) from error
+    if calls is None:
+        if len(plans.fused) >= _MOST_FUNCTIONS:
+            plans.fused.clear()
+        calls = plans.fused[key] = _FusedCalls(plans, function, tensors, inputs, objects)
+    return calls.call(*tensors, *inputs)
+
+
+def _identity(function: Epilogue) -> Any:
+    """What tells one function from another: of a Python function its code and the values that it closes over,
+    so that a lambda in a loop is one function."""
+    if type(function) is not types.FunctionType:
+        return function
+    closure, defaults = function.__closure__, function.__defaults__
+    if closure is None and defaults is None and function.__kwdefaults__ is None:
+        return function.__code__, id(function.__globals__)
+    values = tuple(cell.cell_contents for cell in closure or ())
+    keywords = tuple(sorted((function.__kwdefaults__ or {}).items()))
+    return function.__code__, id(function.__globals__), values, defaults, keywords
+
+
+class _Kind(NamedTuple):
+    """A kind of call that can be fused.
+
+    Attributes:
+      problem, config: what runs.
+      source: the epilogue.
+      main: the result that the kernel stores, or None.
+    """
+
+    problem: Any
+    config: Config
+    source: source.Source
+    main: int | None
+
+
+class _FusedCalls:
+    """The calls of an op with one epilogue, for one dtype of a and one set of other arguments.
+
+    Args:
+      plans: of the op.
+      function: the epilogue.
+      tensors, inputs: of the first call.
+      objects: the op's other arguments, backend and config.
+    """
+
+    def __init__(
+        self,
+        plans: OpPlans,
+        function: Epilogue,
+        tensors: Sequence[torch.Tensor | None],
+        inputs: Sequence[torch.Tensor],
+        objects: Sequence[Any],
+    ) -> None:
+        self._plans, self._function, self._objects = plans, function, tuple(objects)
+        self._num_tensors, self._num_inputs = len(tensors), len(inputs)
+        self._kinds: dict[Any, _Kind | str] = {}
+        self._check(tensors, inputs)
+        expression, _, _ = self._traced(tensors, inputs)
+        self._num_outputs, self._is_tuple = len(expression.outputs), expression.is_tuple
+        first_out = self._num_tensors + self._num_inputs
+        spec = plans.spec
+        outs = range(first_out, first_out + self._num_outputs + 1)  # and a row for what the kernel stores in vain
+        operands = [0, 1]
+        optional = [idx for idx, kind in enumerate(spec.inputs.values()) if kind == "Tensor?"]
+        self._nones = (None,) * len(outs)
+        self._fast, _ = native_call.build(
+            self._make,
+            self._slow,
+            num_tensors=outs.stop,
+            num_objects=0,
+            outs=outs,
+            optional=[*optional, *outs],
+            aligned=[*operands, *range(self._num_tensors, first_out)],
+            num_results=self._num_outputs,
+        )
+        run = self._fast.call if self._fast is not None else self._slow
+        self.call = run if self._num_outputs > 1 or not self._is_tuple else lambda *tensors: (run(*tensors),)
+
+    def _check(self, tensors: Sequence[Any], inputs: Sequence[Any]) -> Device:
+        """Raises TypeError or ValueError unless all are tensors on one device, which it returns."""
+        spec = self._plans.spec
+        named = tensor_checks.check_tensors(spec, *tensors)
+        for position, tensor in enumerate(inputs):
+            name = f"inputs[{position}]"
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"{name} must be a torch.Tensor, not {type(tensor).__name__}; pass a tensor")
+            tensor_checks.check_memory(name, tensor)
+            named.append((name, tensor))
+        return tensor_checks.check_one_device(named)
+
+    def _traced(
+        self, tensors: Sequence[Any], inputs: Sequence[torch.Tensor]
+    ) -> tuple[Expression, tuple[int, ...], torch.dtype]:
+        """What the function computes, the shape of the op's result, and the call's out dtype."""
+        shape, dtype = self._plans.checks.result(*tensors, None, *self._objects[:-2])
+        expression = trace.trace(self._function, shape, inputs, tensors[0].device)
+        outputs = tuple(
+            output._replace(dtype=_stored(output.kind, output.dtype, dtype)) for output in expression.outputs
+        )
+        return expression._replace(outputs=outputs), tuple(shape), dtype
+
+    def _slow(self, *arguments: Any) -> Any:
+        """A whole call of any kind, after the op: autograd and torch dispatch modes see torch's operators."""
+        tensors, inputs = self._split(arguments)
+        self._check(tensors, inputs)
+        results = _unfused(self._plans, self._plans.call, self._function, tensors, inputs, self._objects)
+        return results[0] if self._is_tuple and self._num_outputs == 1 else results
+
+    def _split(self, arguments: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        end = self._num_tensors + self._num_inputs
+        return arguments[: self._num_tensors], arguments[self._num_tensors : end]
+
+    def _make(self, *arguments: Any) -> tuple[Any, ...]:
+        """A plan for the native module: (plan, is_kept, device, outputs)."""
+        tensors, inputs = self._split(arguments)
+        device = self._check(tensors, inputs)
+        expression, shape, _ = self._traced(tensors, inputs)
+        outputs = [native_call.dense(output.shape, output.dtype) for output in expression.outputs]
+        kind = self._kind(tensors, inputs, expression, shape, device)
+        row: tuple[Sequence[int], torch.dtype] = ((0,), tensors[0].dtype)
+        plan, is_final = self._unfused_plan(), True
+        if isinstance(kind, _Kind):
+            kernel = self._linked(kind)
+            if kernel is None:
+                is_final = False
+            else:
+                plan = self._fused_plan(kind, kernel, expression, device)
+                if kind.main is None:
+                    row = ((kind.problem.n,), TORCH_DTYPES[kind.problem.out_dtype])
+        outputs.append(native_call.dense(*row))
+        return plan, is_final and native_call.is_kept(), tensors[0].device, tuple(outputs)
+
+    def _kind(
+        self,
+        tensors: Sequence[Any],
+        inputs: Sequence[torch.Tensor],
+        expression: Expression,
+        shape: tuple[int, ...],
+        device: Device,
+    ) -> _Kind | str:
+        """What the fused call runs, or why it cannot be fused."""
+        if device.kind != "cuda":
+            return f"{device} has no open kernels"
+        *objects, backend, config = self._objects
+        if backend not in (None, SM90):
+            return f"backend={backend!r} was requested"
+        operation = self._plans.operation
+        problems: list[Any] = []
+
+        def plan(problem: Any) -> Plan:
+            problems.append(problem)
+            return tensor_checks.run_nothing
+
+        if (
+            self._plans.checks.plan(plan, *tensors, None, *self._narrow(tensors, objects))
+            is not tensor_checks.run_nothing
+        ):
+            return "an operand is copied first"
+        if not problems:
+            return "the result is empty"
+        (problem,) = problems
+        rows = 1
+        for extent in shape[:-1]:
+            rows *= extent
+        if (problem.m, problem.n) != (rows, shape[-1]) or getattr(problem, "batch", 1) != 1:
+            return "it is a batch"
+        main = next(
+            (
+                position
+                for position, output in enumerate(expression.outputs)
+                if output.kind == "full" and output.dtype == TORCH_DTYPES[problem.out_dtype]
+            ),
+            None,
+        )
+        has_pairs = [tensor.data_ptr() % 16 == 0 for tensor in inputs]
+        try:
+            decision = operation.decide(
+                problem,
+                device,
+                backend=SM90,
+                config=config,
+                lists_refusals=False,
+                refuses=lambda config: linked.why_not_open(config.kernel),
+            )
+            text = source.write(expression, main=main, has_pairs=has_pairs)
+        except UnsupportedError as error:
+            return str(error)
+        return _Kind(problem, decision.config, text, main)
+
+    def _narrow(self, tensors: Sequence[Any], objects: Sequence[Any]) -> list[Any]:
+        """The op's other arguments with the out dtype that open kernels have: 16 bits."""
+        names = [name for name, _ in self._plans.spec.arguments]
+        narrow = list(objects)
+        place = names.index("out_dtype")
+        if narrow[place] == torch.float32:
+            narrow[place] = tensors[0].dtype if tensors[0].dtype.itemsize == 2 else torch.bfloat16
+        return narrow
+
+    def _linked(self, kind: _Kind) -> Any | None:
+        """The native kernel; None if it is not linked yet, or cannot be."""
+        kernel, text = kind.config.kernel, kind.source.text
+        mode = policy.current_mode()
+        if mode == "on_miss" and not policy.is_capturing():
+            try:
+                return linked.now(kernel, text)
+            except (LinkError, UnsupportedError):
+                return linked.soon(kernel, text)  # logged once
+        found = linked.soon(kernel, text)
+        if found is None and mode == "error_on_miss":
+            raise TuningMissError(
+                f"an epilogue of {self._plans.spec.name} must be linked into {kernel} before the call, because tuning is "
+                "'error_on_miss', and it is not; call it once inside sw.tuning(\"on_miss\")"
+            )
+        return found
+
+    def _fused_plan(self, kind: _Kind, kernel: Any, expression: Expression, device: Device) -> Plan:
+        spec = self._plans.spec
+        first_out = self._num_tensors + self._num_inputs
+        row = first_out + self._num_outputs
+        names = list(spec.inputs)
+        stored = row if kind.main is None else first_out + kind.main
+        positions = [stored if name == "out" else names.index(name) for name in spec.plan_order]
+        positions += [self._num_tensors + position for _, position in kind.source.inputs]
+        positions += [first_out + position for _, position in kind.source.outputs]
+        minima = []
+        for index, (_, position) in enumerate(kind.source.outputs, start=len(kind.source.inputs)):
+            output = expression.outputs[position]
+            if output.kind == "row_max":
+                minima.append((index, torch.Size(output.shape).numel()))
+        backend: Any = self._plans.operation.backends[SM90]
+        launch = backend.launch(
+            kind.problem,
+            kind.config,
+            device,
+            kernel,
+            epilogue=kind.source.parameters,
+            pointers=[offset for offset, _ in (*kind.source.inputs, *kind.source.outputs)],
+            minima=minima,
+            discards_out=kind.main is None,
+        )
+
+        def run(*tensors: torch.Tensor | None) -> None:
+            chosen = [tensors[position] for position in positions]
+            launch(
+                torch.cuda.current_stream(device.ordinal).cuda_stream,
+                [0 if tensor is None else tensor.data_ptr() for tensor in chosen],
+            )
+
+        run.native_launch = [(launch.native_launch(), positions, -1)]  # type: ignore[attr-defined]
+        return run
+
+    def _unfused_plan(self) -> Plan:
+        num_tensors = self._num_tensors + self._num_inputs
+
+        def results(*tensors: Any) -> Any:
+            return self._slow(*tensors)
+
+        def run(*tensors: Any) -> None:
+            found = results(*tensors[:num_tensors])
+            outs = tensors[num_tensors : num_tensors + self._num_outputs]
+            for out, result in zip(outs, found if self._num_outputs > 1 else (found,)):
+                out.copy_(result)
+
+        return torch_plan(run, (results, list(range(num_tensors))))
+
+
+def _stored(kind: str, dtype: torch.dtype, out_dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a result."""
+    return out_dtype if dtype == torch.float32 and kind != "row_max" else dtype
+
+
+def _unfused(
+    plans: OpPlans,
+    run: Callable[..., torch.Tensor],
+    function: Epilogue,
+    tensors: Sequence[Any],
+    inputs: Sequence[torch.Tensor],
+    objects: Sequence[Any],
+) -> Any:
+    """The op by its own kernel, and the function after it."""
+    spec = plans.spec
+    shape, dtype = plans.checks.result(*tensors, None, *objects[:-2])
+    acc = run(*_with_float32(tensors, plans), None, *_wide(spec, objects)).float()
+    returned = function(acc, *inputs)
+    is_tuple = isinstance(returned, (tuple, list))
+    results = tuple(
+        result.to(dtype)
+        if result.dtype == torch.float32 and result.ndim == len(shape) and result.shape[-1] != 1
+        else result
+        for result in (returned if is_tuple else (returned,))
+    )
+    return results if is_tuple else results[0]
+
+
+def _with_float32(tensors: Sequence[Any], plans: OpPlans) -> list[Any]:
+    """The op's tensors, with a bias for a float32 result."""
+    is_bias = [name == "bias" for name in plans.spec.inputs]
+    return [tensor.float() if bias and tensor is not None else tensor for tensor, bias in zip(tensors, is_bias)]
+
+
+@functools.cache
+def _place_of_out_dtype(spec: Any) -> int:
+    return [name for name, _ in spec.arguments].index("out_dtype")
+
+
+def _wide(spec: Any, objects: Sequence[Any]) -> list[Any]:
+    """The op's other arguments with a float32 result, which grouped_mm does not have."""
+    wide = list(objects)
+    if spec.name != "grouped_mm":
+        wide[_place_of_out_dtype(spec)] = torch.float32
+        wide[-1] = None  # a config is of a kernel with 16 bits
+    return wide
