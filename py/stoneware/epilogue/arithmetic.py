@@ -1,8 +1,10 @@
 """How each operator of torch that an epilogue may use is written in CUDA C++, on float values.
 
-The formulas are those of torch's own CUDA kernels, which compute in float32 whatever the dtype, and round once
-at the end. A text names the operator's arguments in braces; those of FLAGS are Python values. A multiplication
-and an addition of two operators are not contracted to one rounding, as they would not be in torch.
+Like torch's own CUDA kernels they compute in float32 whatever the dtype, and round once at the end. Results
+differ from torch's by a few units in the last place of float32, since functions with a quotient, such as silu,
+use the GPU's approximate reciprocal and power of two. A text names the operator's arguments in braces; those of
+FLAGS are Python values. A multiplication and an addition of two operators are not contracted to one rounding,
+as they would not be in torch.
 """
 
 from __future__ import annotations
@@ -37,9 +39,9 @@ UNARY: Mapping[str, str] = {
     "trunc": "truncf({self})",
     "sign": "Sign({self})",
     "relu": "Max({self}, 0.0f)",
-    "sigmoid": "(1.0f / (1.0f + expf(-{self})))",
-    "silu": "({self} / (1.0f + expf(-{self})))",
-    "mish": "({self} * tanhf(log1pf(expf({self}))))",
+    "sigmoid": "Sigmoid({self})",
+    "silu": "({self} * Sigmoid({self}))",
+    "mish": "Mish({self})",
     "hardswish": "({self} * Min(Max({self} + 3.0f, 0.0f), 6.0f) * (1.0f / 6.0f))",
     "hardsigmoid": "(Min(Max({self} + 3.0f, 0.0f), 6.0f) * (1.0f / 6.0f))",
     "isnan": "({self} != {self})",
@@ -50,7 +52,6 @@ UNARY: Mapping[str, str] = {
 
 BINARY: Mapping[str, str] = {
     "mul": "__fmul_rn({self}, {other})",
-    "div": "({self} / {other})",
     "maximum": "Max({self}, {other})",
     "minimum": "Min({self}, {other})",
     "atan2": "atan2f({self}, {other})",
@@ -70,9 +71,9 @@ BINARY: Mapping[str, str] = {
 }
 
 _TANH_GELU = (
-    f"(0.5f * {{self}} * (1.0f + tanhf({math.sqrt(2 / math.pi)!r}f * "
-    "({self} + 0.044715f * ({self} * {self} * {self})))))"
+    f"({{self}} * Sigmoid({2 * math.sqrt(2 / math.pi)!r}f * ({{self}} + 0.044715f * ({{self}} * {{self}} * {{self}}))))"
 )
+"""0.5 (1 + tanh(z)) is sigmoid(2 z)."""
 
 FLAGS = ("approximate", "rounding_mode", "memory_format", "dtype", "layout", "device", "pin_memory", "non_blocking")
 """Arguments that are no numbers."""
@@ -92,6 +93,20 @@ def _subtracted_from(arguments: Mapping[str, Any]) -> str:
 
 def _is_one(arguments: Mapping[str, Any], name: str) -> bool:
     return arguments.get(name, 1) == 1
+
+
+def _quotient(arguments: Mapping[str, Any]) -> str:
+    """By a number as torch does it: a multiplication."""
+    divisor = arguments["other"]
+    if isinstance(divisor, float) and divisor != 0 and math.isfinite(1 / divisor):
+        return f"__fmul_rn({{self}}, {1 / divisor!r}f)"
+    return "({self} / {other})"
+
+
+def _softplus(arguments: Mapping[str, Any]) -> str:
+    if _is_one(arguments, "beta"):
+        return "({self} > {threshold} ? {self} : log1pf(expf({self})))"
+    return "({self} * {beta} > {threshold} ? {self} : log1pf(expf({self} * {beta})) / {beta})"
 
 
 def _clamped(arguments: Mapping[str, Any]) -> str:
@@ -127,13 +142,14 @@ OTHERS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "add": _added,
     "sub": _subtracted,
     "rsub": _subtracted_from,
+    "div": _quotient,
     "clamp": _clamped,
     "clamp_min": lambda _: "Max({self}, {min})",
     "clamp_max": lambda _: "Min({self}, {max})",
     "hardtanh": lambda _: "Min(Max({self}, {min_val}), {max_val})",
     "pow": _power,
     "gelu": _gelu,
-    "softplus": lambda _: "({self} * {beta} > {threshold} ? {self} : log1pf(expf({self} * {beta})) / {beta})",
+    "softplus": _softplus,
     "leaky_relu": lambda _: "({self} > 0.0f ? {self} : {self} * {negative_slope})",
     "elu": lambda _: "({self} > 0.0f ? {self} * {scale} : expm1f({self} * {input_scale}) * ({alpha} * {scale}))",
     "where": lambda _: "(Truth({condition}) ? {self} : {other})",

@@ -35,6 +35,27 @@ DEVICE float Min(float a, float b) {
   return result;
 }
 
+DEVICE float Reciprocal(float value) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
+DEVICE float Exponential(float value) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value * 1.4426950408889634f));
+  return result;
+}
+
+DEVICE float Sigmoid(float value) { return Reciprocal(1.0f + Exponential(-value)); }
+
+// x tanh(log(1 + e)) with e = exp(x), whose tanh is (e^2 + 2 e) / (e^2 + 2 e + 2).
+DEVICE float Mish(float value) {
+  const float e = Exponential(value);
+  const float numerator = e * (e + 2.0f);
+  return value > 20.0f ? value : value * (numerator * Reciprocal(numerator + 2.0f));
+}
+
 // A dtype: how its elements are in memory (Bits, and Two of them), and as floats.
 struct Float32 {
   using Bits = unsigned;
@@ -180,6 +201,24 @@ DEVICE T Parameter(const EpilogueParams* params, int offset) {
   return *reinterpret_cast<const T*>(params->bytes + offset);
 }
 
+// Of two values that are neighbours along n, the even one and the odd one. Along m the lane with
+// the other n has the other value: this lane keeps one row, and gives the other away.
+DEVICE float2 EvenAndOdd(const Place& at, float x, float y) {
+  if (!at.is_along_m) return {x, y};
+  const bool is_even = at.n % 2 == 0;
+  const float other = __shfl_xor_sync(0xffffffff, is_even ? y : x, 4);
+  return is_even ? float2{x, other} : float2{other, y};
+}
+
+// And back.
+DEVICE float2 XAndY(const Place& at, float2 even_and_odd) {
+  if (!at.is_along_m) return even_and_odd;
+  const bool is_even = at.n % 2 == 0;
+  const float other =
+      __shfl_xor_sync(0xffffffff, is_even ? even_and_odd.y : even_and_odd.x, 4);
+  return is_even ? float2{even_and_odd.x, other} : float2{other, even_and_odd.y};
+}
+
 // Both values of an input. kHasPairs: neighbours along n can be read together.
 template <class Dtype, bool kHasPairs>
 DEVICE float2 LoadBoth(const Place& at, const void* input, long long row_stride,
@@ -187,8 +226,11 @@ DEVICE float2 LoadBoth(const Place& at, const void* input, long long row_stride,
   using Bits = typename Dtype::Bits;
   using Two = typename Dtype::Two;
   const Bits* const x = static_cast<const Bits*>(input) + at.m * row_stride + at.n * column_stride;
-  if (kHasPairs && !at.is_along_m) {
-    return at.has_x ? Dtype::ToFloats(__ldg(reinterpret_cast<const Two*>(x))) : float2{0.0f, 0.0f};
+  if (kHasPairs) {
+    const Bits* const two =
+        static_cast<const Bits*>(input) + at.half_m * row_stride + at.half_n * 2;
+    return XAndY(at, at.has_half ? Dtype::ToFloats(__ldg(reinterpret_cast<const Two*>(two)))
+                                 : float2{0.0f, 0.0f});
   }
   const Bits* const y = x + (at.is_along_m ? row_stride : column_stride);
   return {at.has_x ? Dtype::ToFloat(__ldg(x)) : 0.0f, at.has_y ? Dtype::ToFloat(__ldg(y)) : 0.0f};
@@ -209,13 +251,9 @@ template <class Dtype>
 DEVICE void StoreBoth(const Place& at, void* output, float x, float y) {
   using Bits = typename Dtype::Bits;
   using Two = typename Dtype::Two;
-  Bits* const first = static_cast<Bits*>(output) + at.m * at.columns + at.n;
-  if (at.is_along_m) {
-    if (at.has_x) *first = Dtype::FromFloat(x);
-    if (at.has_y) *(first + at.columns) = Dtype::FromFloat(y);
-  } else if (at.has_x) {
-    *reinterpret_cast<Two*>(first) = Dtype::FromFloats(x, y);
-  }
+  const float2 both = EvenAndOdd(at, x, y);
+  Bits* const two = static_cast<Bits*>(output) + at.half_m * at.columns + at.half_n * 2;
+  if (at.has_half) *reinterpret_cast<Two*>(two) = Dtype::FromFloats(both.x, both.y);
 }
 
 template <class Dtype>
@@ -224,15 +262,6 @@ DEVICE void StoreHalf(const Place& at, void* output, float value) {
   if (at.has_half) {
     static_cast<Bits*>(output)[at.half_m * (at.columns / 2) + at.half_n] = Dtype::FromFloat(value);
   }
-}
-
-// Of two values that are neighbours along n, the even one and the odd one. Along m the lane with
-// the other n has the other value: this lane keeps one row, and gives the other away.
-DEVICE float2 EvenAndOdd(const Place& at, float x, float y) {
-  if (!at.is_along_m) return {x, y};
-  const bool is_even = at.n % 2 == 0;
-  const float other = __shfl_xor_sync(0xffffffff, is_even ? y : x, 4);
-  return is_even ? float2{x, other} : float2{other, y};
 }
 
 // The output has -infinity at first. Integers are ordered like the floats of their sign.

@@ -39,13 +39,6 @@ _changed = threading.Condition()
 _thread: list[threading.Thread] = []
 
 
-def why_not_open(kernel: str) -> str | None:
-    """Why no epilogue can be linked into a kernel, or None."""
-    if kernel not in manifest.packaged().open:
-        return f"kernel {kernel} is not open: it has no LTO-IR into which an epilogue could be linked"
-    return None
-
-
 def now(kernel: str, text: str) -> Any:
     """The native LinkedKernel of a kernel and an epilogue, which is linked now if it must be.
 

@@ -42,11 +42,13 @@ class Configs(dict[AnyConfig, "AnyConfig | None"]):
       key: of such a call, whatever its sizes.
       kernels: of this build.
       excludes_split_k: leave out configs that split k, as a batch-invariant call does.
+      only_open: leave out all but open kernels, as a call with an epilogue does.
     """
 
-    def __init__(self, key: Key, kernels: Manifest, *, excludes_split_k: bool) -> None:
+    def __init__(self, key: Key, kernels: Manifest, *, excludes_split_k: bool, only_open: bool) -> None:
         super().__init__()
         self._key, self._kernels, self._excludes_split_k = key, kernels, excludes_split_k
+        self._only_open = only_open
         self._raced: dict[Key, bool] = {}
 
     def __missing__(self, candidate: Config) -> Config | None:
@@ -57,10 +59,12 @@ class Configs(dict[AnyConfig, "AnyConfig | None"]):
         if candidate.splits != 1 and self._excludes_split_k:
             return None
         if candidate.backend in BACKENDS_WITHOUT_KERNELS:
+            if self._only_open:
+                return None
             name, _, scales = candidate.kernel.partition(":")
             return _with_kernel(candidate, name) if scales in ("", self._key.scales) else None
         for kernel in self._kernels.with_tile(self._key.op, candidate.backend, candidate.kernel):
-            if kernel.dtypes == self._key.dtypes:
+            if kernel.dtypes == self._key.dtypes and (not self._only_open or kernel.id in self._kernels.open):
                 return _with_kernel(candidate, kernel.id)
         return None
 
@@ -76,9 +80,11 @@ class Configs(dict[AnyConfig, "AnyConfig | None"]):
         return {tile_of(kernel.id) for kernel in kernels if kernel.op == self._key.op and kernel.dtypes == dtypes}
 
 
-def configs(key: Key, kernels: Manifest, *, excludes_split_k: bool = False) -> Configs:
+def configs(key: Key, kernels: Manifest, *, excludes_split_k: bool = False, only_open: bool = False) -> Configs:
     """The Configs of calls like `key`, kept with the manifest."""
-    question = key.op, key.dtypes, key.scales, excludes_split_k
+    question = key.op, key.dtypes, key.scales, excludes_split_k, only_open
     if question not in kernels.configs:
-        kernels.configs[question] = Configs(key, kernels, excludes_split_k=excludes_split_k)
+        kernels.configs[question] = Configs(
+            key, kernels, excludes_split_k=excludes_split_k, only_open=only_open
+        )
     return kernels.configs[question]

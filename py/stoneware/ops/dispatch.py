@@ -71,7 +71,7 @@ class Operation:
         config: Config | None = None,
         lists_refusals: bool = True,
         checks_vendor: bool = False,
-        refuses: Callable[[Config], str | None] | None = None,
+        only_open: bool = False,
     ) -> Decision:
         """Chooses the config; see `lookup.decide` for the order.
 
@@ -83,7 +83,7 @@ class Operation:
             the refusals on the way to the choice, which takes less time.
           checks_vendor: whether the vendor's kernel may run now to compare its bits with ours, if results
             must be batch invariant.
-          refuses: a further reason why a config cannot run the call, or None.
+          only_open: whether the kernel must be open, for an epilogue.
 
         Raises:
           TypeError, ValueError: `backend` or `config` is not valid.
@@ -105,8 +105,8 @@ class Operation:
 
         def refusal(config: Config) -> str | None:
             reason = backends.refusal(config)
-            if reason is None and refuses is not None:
-                reason = refuses(config)
+            if reason is None and only_open and config.kernel not in manifest.packaged().open:
+                reason = f"kernel {config.kernel} is not open: no epilogue can be linked into it"
             if reason is None and is_invariant:
                 return self._why_not_invariant(config, problem, device, checks_vendor)
             return reason
@@ -125,7 +125,7 @@ class Operation:
             return lookup.decide(
                 key,
                 device,
-                answers=_answers(key, device, is_invariant) if has_kernels else (),
+                answers=_answers(key, device, is_invariant, only_open) if has_kernels else (),
                 others=others(),
                 refusal=refusal,
                 refused_backends=lambda: backends.refusals(asks_all=lists_refusals),
@@ -286,17 +286,19 @@ def _faster_than(decision: Decision, extra_us: float, refusal: Callable[[Config]
     return min(faster, key=lambda runner_up: runner_up.median_us).config if faster else None
 
 
-def _answers(key: Key, device: Device, is_invariant: bool) -> Iterator[Answer]:
+def _answers(key: Key, device: Device, is_invariant: bool, only_open: bool) -> Iterator[Answer]:
     """Packages are searched only if this installation has no measurement of the exact problem on
     this device: finding them takes 15 ms."""
     near = sources.sources(key.op, has_packages=False)
     fingerprint = sources.with_power_limit(device.fingerprint, device.ordinal, near)
-    answers = lookup.answers(key, fingerprint, near, excludes_split_k=is_invariant)
+    answers = lookup.answers(key, fingerprint, near, excludes_split_k=is_invariant, only_open=only_open)
     first = next(answers, None)
     if first is None or not first.is_exact:
         everywhere = sources.with_packages(key.op, near)
         if len(everywhere) > len(near):
-            yield from lookup.answers(key, fingerprint, everywhere, excludes_split_k=is_invariant)
+            yield from lookup.answers(
+                key, fingerprint, everywhere, excludes_split_k=is_invariant, only_open=only_open
+            )
             return
     if first is not None:
         yield first

@@ -252,7 +252,7 @@ class _FusedCalls:
                 backend=SM90,
                 config=config,
                 lists_refusals=False,
-                refuses=lambda config: linked.why_not_open(config.kernel),
+                only_open=True,
             )
             text = source.write(expression, main=main, has_pairs=has_pairs)
         except UnsupportedError as error:

@@ -151,6 +151,7 @@ def answers(
     *,
     kernels: Manifest | None = None,
     excludes_split_k: bool = False,
+    only_open: bool = False,
 ) -> Iterator[Answer]:
     """The best entry of each step, in their order: of this device, then of the nearest other one.
 
@@ -162,8 +163,9 @@ def answers(
         with another are found too, with the grade "stale kernel".
       kernels: which give the configs of candidates; None for those of this installation.
       excludes_split_k: exclude configs that split k from modelled entries.
+      only_open: exclude all but open kernels from these.
     """
-    search = _Search(key, kernel_sha256, kernels, excludes_split_k)
+    search = _Search(key, kernel_sha256, kernels, {"excludes_split_k": excludes_split_k, "only_open": only_open})
     places = list(_places(key, device, sources, is_other_device=False))
     yield from search.exact(places)
     others = list(_places(key, device, sources, is_other_device=True))
@@ -204,17 +206,20 @@ class _Search:
     """The search for the entries that answer for a key.
 
     Args:
-      key, kernel_sha256, kernels, excludes_split_k: as of `answers`.
+      key, kernel_sha256, kernels: as of `answers`.
+      excluded: its other arguments.
     """
 
-    def __init__(self, key: AnyKey, kernel_sha256: str, kernels: Manifest | None, excludes_split_k: bool) -> None:
+    def __init__(
+        self, key: AnyKey, kernel_sha256: str, kernels: Manifest | None, excluded: Mapping[str, bool]
+    ) -> None:
         self._key, self._kernel_sha256 = key, kernel_sha256
-        self._kernels, self._excludes_split_k = kernels, excludes_split_k
+        self._kernels, self._excluded = kernels, excluded
 
-    def _configs(self, excludes_split_k: bool = False) -> Configs:
+    def _configs(self, **excluded: bool) -> Configs:
         from stoneware.kernels import candidate, manifest
 
-        return candidate.configs(self._key, self._kernels or manifest.packaged(), excludes_split_k=excludes_split_k)
+        return candidate.configs(self._key, self._kernels or manifest.packaged(), **excluded)
 
     def _at(self, step: Grade, place: Place, sizes: tuple[int, ...]) -> Iterator[Answer]:
         """The entry of a place with the configs for the key, if there are any."""
@@ -282,7 +287,7 @@ class _Search:
             [(distance, place.block.corrections(sizes)) for distance, sizes, place in some]
             for some in (near, near_with_other_scales)
         )
-        configs = self._configs(self._excludes_split_k)
+        configs = self._configs(**self._excluded)
         if not time_model.has_model(own, configs):
             return  # better the nearest entry than a comparison without its choice
         both = sorted([*own, *others], key=operator.itemgetter(0)) if others else own
