@@ -1,13 +1,13 @@
-// The epilogue of an open kernel: a device function that is linked after the kernel was compiled.
+// The epilogue of an open kernel: device functions that are linked after the kernel was compiled.
 //
 //   d[m, n] = epilogue(scales and bias applied to the sums of m and n, m, n, parameters)
 //
 // A kernel of Config is closed, and a kernel of Open<Config> is open: it is compiled to LTO-IR, and
-// calls stoneware_epilogue without a definition. nvJitLink links a definition into it and inlines
-// the calls. With a definition that returns its values, the machine code is that of the closed
-// kernel (tests/open_kernels).
+// calls stoneware_epilogue and stoneware_prefetch without a definition. nvJitLink links definitions
+// into it and inlines the calls. With an epilogue that returns its values, and a prefetch that does
+// nothing, the machine code is that of the closed kernel (tests/open_kernels).
 //
-// What the function must expect:
+// What stoneware_epilogue must expect:
 //   - All threads of a warp call it together: it may shuffle.
 //   - It gets each value of d. It also gets values of rows from `m_end` on and of columns from
 //     `n_end` on: they are meaningless, and no memory must be read or written for them.
@@ -28,6 +28,19 @@ struct EpiloguePair {
   int group;        // of grouped_mm; otherwise 0
 };
 
+// A tile of d that the block is about to multiply. What the epilogue will read of it can be
+// prefetched meanwhile: share `thread` of `num_threads` of it by each thread that calls.
+struct EpilogueTile {
+  int m;  // of the first row
+  int n;
+  int rows;
+  int columns;
+  int m_end;  // as in EpiloguePair
+  int n_end;
+  int thread;
+  int num_threads;
+};
+
 // What the host passes to the epilogue: any bytes. They are part of the kernel's parameter, which
 // each launch and each node of a CUDA graph copies. A variable of the epilogue's module would be
 // shared by all launches.
@@ -39,6 +52,8 @@ struct alignas(64) EpilogueParams {
 
 extern "C" __device__ float2 stoneware_epilogue(float2 values, EpiloguePair pair,
                                                 const EpilogueParams* params);
+
+extern "C" __device__ void stoneware_prefetch(EpilogueTile tile, const EpilogueParams* params);
 
 template <class Config>
 struct Open : Config {};
@@ -63,6 +78,11 @@ __device__ __forceinline__ float2 RunEpilogue(float2 values, const EpiloguePair&
   static_assert(sizeof(OpenParams<Params>) == sizeof(Params) + sizeof(EpilogueParams),
                 "the host appends the epilogue's parameters");
   return stoneware_epilogue(values, pair, &static_cast<const OpenParams<Params>&>(params).epilogue);
+}
+
+template <class Params>
+__device__ __forceinline__ void RunPrefetch(const EpilogueTile& tile, const Params& params) {
+  stoneware_prefetch(tile, &static_cast<const OpenParams<Params>&>(params).epilogue);
 }
 
 }  // namespace stoneware::gemm::sm90

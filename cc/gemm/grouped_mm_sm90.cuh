@@ -271,6 +271,13 @@ class GroupedMultiplier {
         // two phases apart.
         SyncAtNamedBarrier(kConsumerThreads, kTurnBarrier + consumer_idx_);
       }
+      if constexpr (Shape::kIsOpen) {
+        const int thread = static_cast<int>(threadIdx.x) % Shape::kThreadsPerGroup;
+        RunPrefetch({tile.m_begin, tile.n_begin, Shape::kTileM, Shape::kTileN, tile.m_end,
+                     params_.n, idx_in_tile_ * Shape::kThreadsPerGroup + thread,
+                     Shape::kConsumersPerTile * Shape::kThreadsPerGroup},
+                    params_);
+      }
       Sum(sums, num_steps);
       if constexpr (Shape::kIsPingpong) ring_.Advance(num_steps);
       GroupedTileStore<Shape>(params_, tile).Run(sums, idx_in_tile_);

@@ -35,6 +35,19 @@ __device__ void FetchAhead(const typename Shape::Params& params,
   }
 }
 
+template <class Shape, bool kSplitsK>
+__device__ __forceinline__ void PrefetchForEpilogue(const typename Shape::Params& params,
+                                                    const TileOffset<Shape>& offset,
+                                                    const KSlice<Shape, kSplitsK>& slice) {
+  int m_end = params.m;
+  if constexpr (Shape::kGroups) m_end = offset.group_end;
+  const int thread = static_cast<int>(threadIdx.x);
+  RunPrefetch({offset.m, offset.n, Shape::kTileM, Shape::kTileN, m_end, params.n,
+               slice.rank * Shape::kConsumerThreads + thread,
+               slice.splits * Shape::kConsumerThreads},
+              params);
+}
+
 template <class Shape>
 __device__ void SumOverlapped(const SharedMemory<Shape>& shared, const TileOffset<Shape>& offset,
                               RingPosition<Shape::kStages>& ring, int num_steps,
@@ -67,6 +80,7 @@ __device__ void MultiplyTiles(const typename Shape::Params& params,
        tile += slice.stride, ++tile_idx) {
     const TileOffset<Shape> offset(params, shared, tile);
     const TileVectors<Shape> vectors(params, offset);
+    if constexpr (Shape::kIsOpen) PrefetchForEpilogue<Shape>(params, offset, slice);
     if constexpr (Shape::kOverlapsSums) {
       SumOverlapped(shared, offset, ring, slice.num_steps, sums);
       vectors.Share(shared, tile_idx);

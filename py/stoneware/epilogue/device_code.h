@@ -1,5 +1,5 @@
 // What the text of every epilogue begins with (source.py). It includes nothing: NVRTC compiles it
-// where no header is. EpiloguePair and EpilogueParams are those of cc/gemm/epilogue_sm90.h.
+// where no header is. The first three structures are those of cc/gemm/epilogue_sm90.h.
 
 struct EpiloguePair {
   int m;
@@ -8,6 +8,17 @@ struct EpiloguePair {
   int m_end;
   int n_end;
   int group;
+};
+
+struct EpilogueTile {
+  int m;
+  int n;
+  int rows;
+  int columns;
+  int m_end;
+  int n_end;
+  int thread;
+  int num_threads;
 };
 
 struct alignas(64) EpilogueParams {
@@ -312,5 +323,22 @@ DEVICE void StoreHalfRowMax(const Place& at, float* output, float value) {
   } else {
     value = MaxOfLanes(value, 1, 2);
     if (Lane() % 4 == 0 && at.has_half) RaiseTo(output + at.half_m, value);
+  }
+}
+
+// Brings a tile's part of a row-major input to L2. Its address and its rows begin at multiples of
+// 16 bytes.
+template <class Dtype>
+DEVICE void PrefetchRows(const EpilogueTile& tile, const void* input, long long row_stride) {
+  using Bits = typename Dtype::Bits;
+  const int rows = min(tile.rows, tile.m_end - tile.m);
+  const int columns = min(tile.columns, tile.n_end - tile.n);
+  // Rounded up to what the instruction takes; a row of the input is no shorter.
+  const int bytes = (columns * static_cast<int>(sizeof(Bits)) + 15) / 16 * 16;
+  for (int row = tile.thread; row < rows; row += tile.num_threads) {
+    const Bits* const first = static_cast<const Bits*>(input) + (tile.m + row) * row_stride;
+    const unsigned long long address =
+        reinterpret_cast<unsigned long long>(first + tile.n) / 16 * 16;
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes));
   }
 }

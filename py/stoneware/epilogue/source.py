@@ -101,11 +101,21 @@ class _Writer:
                 f"the addresses and strides of an epilogue's tensors must take at most {PARAMETER_BYTES} bytes, but take "
                 f"{len(self._parameters)}; pass fewer tensors, or contiguous ones"
             )
+        prefetches = [
+            f"  PrefetchRows<{_DTYPES[load.dtype]}>(tile, {slot.rpartition(', ')[0]});\n"
+            for load, slot in self._slots.items()
+            if load.column_stride == 1 and load.row_stride not in (0, 1)
+            and load.row_stride * load.dtype.itemsize % 16 == 0
+            and load.offset * load.dtype.itemsize % 16 == 0
+            and self._has_pairs[load.input]
+        ]
         body = "".join(f"  {line}\n" for line in self._lines)
         text = (
             'extern "C" __device__ float2 stoneware_epilogue(float2 acc, EpiloguePair pair, '
             "const EpilogueParams* params) {\n"
-            f"  const Place at(pair);\n{body}  return {returned};\n}}\n"
+            f"  const Place at(pair);\n{body}  return {returned};\n}}\n\n"
+            'extern "C" __device__ void stoneware_prefetch(EpilogueTile tile, const EpilogueParams* params) {\n'
+            f"{''.join(prefetches)}}}\n"
         )
         parameters = bytes(self._parameters).ljust(PARAMETER_BYTES, b"\0")
         return Source(text, parameters, tuple(self._inputs), tuple(self._outputs))
