@@ -42,10 +42,10 @@ __device__ __forceinline__ void PrefetchForEpilogue(const typename Shape::Params
   int m_end = params.m;
   if constexpr (Shape::kGroups) m_end = offset.group_end;
   const int thread = static_cast<int>(threadIdx.x);
-  RunPrefetch({offset.m, offset.n, Shape::kTileM, Shape::kTileN, m_end, params.n,
-               slice.rank * Shape::kConsumerThreads + thread,
-               slice.splits * Shape::kConsumerThreads},
-              params);
+  RunPrefetch(
+      {offset.m, offset.n, Shape::kTileM, Shape::kTileN, m_end, params.n,
+       slice.rank * Shape::kConsumerThreads + thread, slice.splits * Shape::kConsumerThreads},
+      params);
 }
 
 template <class Shape>

@@ -4,6 +4,7 @@
     y = sw.scaled_mm(a8, b8, scale_a, scale_b)                # fp8
     y = sw.matmul(a, b)                                       # bf16, fp16
     y = sw.grouped_mm(a, b, offs)                             # experts: bf16; fp8 with scales
+    y = sw.matmul(a, b, epilogue=f, inputs=(r,))              # f(acc, r) inside the kernel, linked
     x8, scale = sw.quantize(x, scales="row")                  # fp8 and scales for scaled_mm
     sw.nn.convert(model, recipe="rowwise")                    # a model's linears, trained or frozen
     print(sw.explain("scaled_mm", m=16, n=4096, k=14336))     # which kernel, from where, and why
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from stoneware import distributed, errors, nn
     from stoneware.explanation import explain
     from stoneware.installation import info
+    from stoneware.ops.fused import prepare
     from stoneware.ops.grouped_mm.api import grouped_mm
     from stoneware.ops.matmul.api import matmul
     from stoneware.ops.scaled_mm.api import scaled_mm
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
         "info",
         "matmul",
         "nn",
+        "prepare",
         "quantize",
         "scaled_mm",
         "tune",
@@ -59,6 +62,7 @@ _HOMES = {
     "batch_invariant": "stoneware.tuning.context",
     "explain": "stoneware.explanation",
     "info": "stoneware.installation",
+    "prepare": "stoneware.ops.fused",
     "quantize": "stoneware.quantizing.api",
     "tune": "stoneware.sessions.model",
 }

@@ -225,8 +225,7 @@ DEVICE float2 EvenAndOdd(const Place& at, float x, float y) {
 DEVICE float2 XAndY(const Place& at, float2 even_and_odd) {
   if (!at.is_along_m) return even_and_odd;
   const bool is_even = at.n % 2 == 0;
-  const float other =
-      __shfl_xor_sync(0xffffffff, is_even ? even_and_odd.y : even_and_odd.x, 4);
+  const float other = __shfl_xor_sync(0xffffffff, is_even ? even_and_odd.y : even_and_odd.x, 4);
   return is_even ? float2{even_and_odd.x, other} : float2{other, even_and_odd.y};
 }
 

@@ -79,6 +79,11 @@ def soon(kernel: str, text: str) -> Any | None:
     return None
 
 
+def has_failed(kernel: str, text: str) -> bool:
+    """Whether it cannot be linked."""
+    return (kernel, text) in _failed
+
+
 def wait(timeout_s: float | None = None) -> bool:
     """Waits until nothing is left to link in the background; whether that is so."""
     with _changed:

@@ -104,7 +104,8 @@ class _Writer:
         prefetches = [
             f"  PrefetchRows<{_DTYPES[load.dtype]}>(tile, {slot.rpartition(', ')[0]});\n"
             for load, slot in self._slots.items()
-            if load.column_stride == 1 and load.row_stride not in (0, 1)
+            if load.column_stride == 1
+            and load.row_stride not in (0, 1)
             and load.row_stride * load.dtype.itemsize % 16 == 0
             and load.offset * load.dtype.itemsize % 16 == 0
             and self._has_pairs[load.input]

@@ -114,7 +114,9 @@ class _Frames:
             return self._in_place(name, args, kwargs)
         if name in _FILLED or name == "full_like":
             value = _FILLED.get(name, arguments.get("fill_value"))
-            return _Traced(self._meta(function, args, kwargs), Constant(float(value)), self)
+            like = next(one for one in arguments.values() if isinstance(one, _Traced))
+            meta = torch.empty(like.shape, dtype=arguments.get("dtype") or like.dtype, device="meta")
+            return _Traced(meta, Constant(float(value)), self)
         if isinstance(first, _Traced):
             if isinstance(first.node, _View) and name in _VIEWS:
                 return self._views(function, args, kwargs, first.node)
@@ -123,10 +125,10 @@ class _Frames:
             if (same := self._rearranged(function, name, args, kwargs, arguments, first)) is not None:
                 return same
             if name == "amax":
-                return self._row_max(function, args, kwargs, arguments, first)
+                return self._row_max(arguments, first)
         if name not in arithmetic.NAMES or arguments.get("rounding_mode") is not None:
             self._refuse(name)
-        meta = self._meta(function, args, kwargs)
+        meta = _result(name, arguments)
         _check_dtype(name, meta.dtype)
         return _Traced(meta, self._apply(name, arguments, meta), self)
 
@@ -165,11 +167,7 @@ class _Frames:
         columns = value.shape[-1] if value.ndim else 1
         is_half = columns == self.half[-1] and columns not in (1, self.full[-1])
         frame = self.half if is_half else self.full
-        try:
-            fits = torch.broadcast_shapes(value.shape, frame) == torch.Size(frame)
-        except RuntimeError:
-            fits = False
-        if not fits:
+        if _broadcast(value.shape, frame) != frame:
             raise ValueError(
                 f"inputs[{value.node.index}] with shape {list(value.shape)} must broadcast to the result's shape "
                 f"{list(self.full)}, or to {list(self.half)} for pairs of columns; reshape it"
@@ -177,7 +175,8 @@ class _Frames:
         return load_of(value.node.index, value.meta, frame)
 
     def _meta(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The result of the operator on meta tensors."""
+        """The views that the operator makes of meta tensors. Those of arithmetic are `_result`'s: torch has it in
+        Python, whose first call imports 800 modules."""
         kwargs = {**kwargs, "device": torch.device("meta")} if kwargs.get("device") is not None else kwargs
         return function(*_with_meta(args), **_with_meta(kwargs))
 
@@ -199,6 +198,8 @@ class _Frames:
         """The result of an operator that keeps a computed value, or takes every other column of it."""
         if name not in _VIEWS and name not in _SAME:
             return None
+        if name in ("clone", "contiguous"):
+            return _Traced(torch.empty(first.shape, dtype=first.dtype, device="meta"), first.node, self)
         meta = self._meta(function, args, kwargs)
         if tuple(meta.shape) == tuple(first.shape) and name in (*_SAME, "slice"):
             return _Traced(meta, first.node, self)
@@ -225,9 +226,7 @@ class _Frames:
             return _Traced(metas, Half(pairs.node, index % 2), self)
         return self._refuse(name)
 
-    def _row_max(
-        self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], arguments: dict[str, Any], first: _Traced
-    ) -> _Traced:
+    def _row_max(self, arguments: dict[str, Any], first: _Traced) -> _Traced:
         dims = arguments["dim"]
         shape = tuple(first.shape)
         if shape not in (self.full, self.half) or [dim % first.ndim for dim in dims] != [first.ndim - 1]:
@@ -236,7 +235,8 @@ class _Frames:
                 f"over {list(dims)} of {list(shape)}; reduce after the call"
             )
         node = _RowMax(self.resolved(first), shape == self.half and shape != self.full)
-        return _Traced(self._meta(function, args, kwargs), node, self)
+        of_rows = (*shape[:-1], 1) if arguments.get("keepdim") else shape[:-1]
+        return _Traced(torch.empty(of_rows, dtype=torch.float32, device="meta"), node, self)
 
     def _in_place(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> _Traced:
         target, *others = args
@@ -311,6 +311,58 @@ def _output(frames: _Frames, position: int, result: object) -> Output:
     if isinstance(value, Apply) and value.operator == "_to_copy" and value.dtype == result.dtype != torch.bool:
         value = value.arguments[0][1]  # the store rounds
     return Output("half" if is_half else "full", value, shape, result.dtype, is_half)
+
+
+def _broadcast(*shapes: Sequence[int]) -> tuple[int, ...] | None:
+    """The shape that they broadcast to, or None. torch.broadcast_shapes imports 490 modules."""
+    result = [1] * max(map(len, shapes))
+    for shape in shapes:
+        for place, extent in enumerate(shape, start=len(result) - len(shape)):
+            if extent != 1 and result[place] not in (1, extent):
+                return None
+            result[place] = extent if result[place] == 1 else result[place]
+    return tuple(result)
+
+
+_TRUTHS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf"})
+
+
+def _result(name: str, arguments: dict[str, Any]) -> torch.Tensor:
+    """The result of an operator of `arithmetic.py`, on the device "meta", by torch's rules of promotion."""
+    tensors = {key: value for key, value in arguments.items() if isinstance(value, torch.Tensor)}
+    shape = _broadcast(*[tensor.shape for tensor in tensors.values()])
+    if shape is None:
+        shapes = " and ".join(str(list(tensor.shape)) for tensor in tensors.values())
+        raise ValueError(f"the shapes {shapes} of {name} in an epilogue must broadcast; reshape one of them")
+    if name in _TRUTHS or name.startswith("logical_"):
+        dtype = torch.bool
+    elif name == "_to_copy":
+        dtype = arguments.get("dtype") or arguments["self"].dtype
+    else:
+        dtype = _promoted([value for key, value in arguments.items() if key not in ("condition", "mask", "alpha")])
+        if dtype == torch.bool and not name.startswith("bitwise_") and name not in ("where", "masked_fill"):
+            dtype = torch.float32
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _promoted(values: Sequence[Any]) -> torch.dtype:
+    """The dtype of a result of tensors and numbers: of all with a dimension, else of all without, else of numbers."""
+    numbers = [value for value in values if isinstance(value, (bool, int, float))]
+    dtypes: list[list[torch.dtype]] = [[], []]
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            dtypes[value.ndim == 0].append(value.dtype)
+    of_tensors = dtypes[0] or dtypes[1]
+    promoted = of_tensors[0]
+    for dtype in (*of_tensors[1:], *dtypes[1]):
+        promoted = (
+            torch.result_type(torch.empty(1, dtype=promoted), torch.empty((), dtype=dtype))
+            if (dtype in dtypes[1] and dtypes[0])
+            else torch.promote_types(promoted, dtype)
+        )
+    for number in numbers:
+        promoted = torch.result_type(torch.empty(1, dtype=promoted), number)
+    return promoted
 
 
 def _check_dtype(name: str, dtype: torch.dtype) -> None:

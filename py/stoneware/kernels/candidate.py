@@ -84,7 +84,5 @@ def configs(key: Key, kernels: Manifest, *, excludes_split_k: bool = False, only
     """The Configs of calls like `key`, kept with the manifest."""
     question = key.op, key.dtypes, key.scales, excludes_split_k, only_open
     if question not in kernels.configs:
-        kernels.configs[question] = Configs(
-            key, kernels, excludes_split_k=excludes_split_k, only_open=only_open
-        )
+        kernels.configs[question] = Configs(key, kernels, excludes_split_k=excludes_split_k, only_open=only_open)
     return kernels.configs[question]

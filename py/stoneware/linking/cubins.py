@@ -29,7 +29,7 @@ FILES = KeptFiles(
 
 def digest(*parts: bytes | str) -> str:
     """sha256 of everything that a cubin depends on, each part with its length, and of the libraries' versions."""
-    return digest_of_parts((FORMAT, toolchain.versions(), *parts))
+    return digest_of_parts((FORMAT, toolchain.installed(), *parts))
 
 
 def digest_of_parts(parts: Iterable[bytes | str]) -> str:

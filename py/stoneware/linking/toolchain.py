@@ -43,6 +43,18 @@ def versions() -> str:
     return f"NVRTC {a}.{b}, nvJitLink {c}.{d}"
 
 
+@functools.cache
+def installed() -> str:
+    """The versions of both libraries' distributions, or of the libraries themselves where these have none: a
+    cubin from the disk needs no library, and loading one takes longer than reading the cubin."""
+    from importlib import metadata
+
+    try:
+        return ", ".join(f"{name} {metadata.version(name)}" for name in ("nvidia-cuda-nvrtc", "nvidia-nvjitlink"))
+    except metadata.PackageNotFoundError:
+        return versions()
+
+
 def why_missing() -> str | None:
     """Why nothing can be linked here, with the remedy; None if it can."""
     try:

@@ -296,9 +296,7 @@ def _answers(key: Key, device: Device, is_invariant: bool, only_open: bool) -> I
     if first is None or not first.is_exact:
         everywhere = sources.with_packages(key.op, near)
         if len(everywhere) > len(near):
-            yield from lookup.answers(
-                key, fingerprint, everywhere, excludes_split_k=is_invariant, only_open=only_open
-            )
+            yield from lookup.answers(key, fingerprint, everywhere, excludes_split_k=is_invariant, only_open=only_open)
             return
     if first is not None:
         yield first

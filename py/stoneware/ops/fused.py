@@ -4,31 +4,37 @@
     _FusedCalls     the calls of one op with one function: a FastCall, like that of the op itself
     _make           the plan for a kind of call: an open kernel with the function linked in, or, where that
                     cannot be or is not linked yet, the op's own kernel with a float32 result, and the function
+    _Trained        a call that needs gradients: fused too, with the sums as a further result
 
-Both give the same values, up to float32 rounding. A call that needs gradients, a torch dispatch mode or
-torch.compile takes the second way, so that autograd and Inductor see torch's operators.
+Both plans give the same values, up to float32 rounding. Torch dispatch modes and torch.compile get the second
+one, so that they see torch's operators.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+import logging
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 
 from stoneware.epilogue import linked, source, trace
 from stoneware.epilogue.expression import Expression, UnfusableError
 from stoneware.errors import LinkError, TuningMissError, UnsupportedError, quoted
 from stoneware.kernels.config import Config
 from stoneware.kernels.sm90_kernels import BACKEND as SM90
-from stoneware.ops import native_call, tensor_checks
+from stoneware.ops import backward, native_call, tensor_checks
 from stoneware.ops.backend import Plan, torch_plan
 from stoneware.ops.plan_cache import OpPlans
 from stoneware.runtime.device import Device
 from stoneware.runtime.dtypes import TORCH_DTYPES
 from stoneware.tuning import policy
+
+_LOG = logging.getLogger("stoneware.epilogue")
 
 Epilogue = Callable[..., Any]
 
@@ -62,10 +68,22 @@ def call(plans: OpPlans, function: Epilogue, inputs: Sequence[torch.Tensor], *ar
         raise TypeError(f"inputs={quoted(type(inputs))} must be a tuple of tensors; pass inputs=(tensor,)")
     if _is_compiling():
         return _unfused(plans, plans.operator, function, tensors, inputs, objects)
-    first = tensors[0]
-    key = _identity(function), len(inputs), getattr(first, "dtype", None), *objects
+    return calls_of(plans, function, inputs, tensors, objects).call(*tensors, *inputs)
+
+
+def calls_of(
+    plans: OpPlans, function: Epilogue, inputs: Sequence[torch.Tensor], tensors: Sequence[Any], objects: Sequence[Any]
+) -> _FusedCalls:
+    """The calls of the op with this function, made if there are none yet.
+
+    Args:
+      plans, function, inputs: as for `call`.
+      tensors: of the op, without out.
+      objects: its other arguments, backend and config.
+    """
+    key = _identity(function), len(inputs), getattr(tensors[0], "dtype", None), *objects
     try:
-        calls = plans.fused.get(key)
+        calls: _FusedCalls | None = plans.fused.get(key)
     except TypeError as error:  # an object that cannot be hashed
         raise TypeError(
             f"epilogue={quoted(function)} must be a function that can be hashed; pass a function"
@@ -74,20 +92,79 @@ def call(plans: OpPlans, function: Epilogue, inputs: Sequence[torch.Tensor], *ar
         if len(plans.fused) >= _MOST_FUNCTIONS:
             plans.fused.clear()
         calls = plans.fused[key] = _FusedCalls(plans, function, tensors, inputs, objects)
-    return calls.call(*tensors, *inputs)
+    return calls
 
 
 def _identity(function: Epilogue) -> Any:
-    """What tells one function from another: of a Python function its code and the values that it closes over,
-    so that a lambda in a loop is one function."""
+    """What tells one function from another: of a Python function its code and the values that it reads, so that a
+    lambda in a loop is one function, and another one when a number that it reads has changed."""
     if type(function) is not types.FunctionType:
         return function
-    closure, defaults = function.__closure__, function.__defaults__
-    if closure is None and defaults is None and function.__kwdefaults__ is None:
-        return function.__code__, id(function.__globals__)
-    values = tuple(cell.cell_contents for cell in closure or ())
-    keywords = tuple(sorted((function.__kwdefaults__ or {}).items()))
-    return function.__code__, id(function.__globals__), values, defaults, keywords
+    values = [cell.cell_contents for cell in function.__closure__ or ()]
+    values += function.__defaults__ or ()
+    values += (function.__kwdefaults__ or {}).values()
+    globals_ = function.__globals__
+    values += [globals_.get(name) for name in _names(function.__code__)]
+    identity = function.__code__, id(globals_), tuple((type(value), value) for value in values)
+    try:
+        hash(identity)
+    except TypeError:  # a list, for example, which may change in place
+        return function
+    return identity
+
+
+@functools.lru_cache(maxsize=_MOST_FUNCTIONS)
+def _names(code: types.CodeType) -> tuple[str, ...]:
+    """The names that code reads, those of inner functions included; some are attributes and no globals."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return (*code.co_names, *itertools.chain.from_iterable(map(_names, inner)))
+
+
+class _Trained(torch.autograd.Function):
+    """_Trained.apply(calls, with_sums, *tensors) is a call, and differentiable once.
+
+    The sums are saved in the op's own dtype, as the result of a layer would be, and the function runs again
+    on them in backward, under autograd. The gradients of the op are those of its rule.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, calls: _FusedCalls, with_sums: _FusedCalls, *arguments: torch.Tensor | None) -> Any:
+        ctx.calls, ctx.state = calls, policy.state()
+        *results, sums = policy.run_in(None, with_sums.call, *arguments)
+        ctx.save_for_backward(sums, *arguments)
+        ctx.mark_non_differentiable(*[result for result in results if result.dtype.itemsize == 1])
+        ctx.set_materialize_grads(False)
+        return tuple(results)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    @backward.in_state_of_call
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        calls: _FusedCalls = ctx.calls
+        sums, *arguments = ctx.saved_tensors
+        tensors, inputs = calls.split(arguments)
+        needs = ctx.needs_input_grad[2:]
+        needs_op, needs_inputs = needs[: len(tensors)], needs[len(tensors) :]
+        with torch.enable_grad():
+            acc = sums.float().requires_grad_()
+            leaves = [one.detach().requires_grad_(need) for one, need in zip(inputs, needs_inputs)]
+            returned = calls.function(acc, *leaves)
+            results = returned if isinstance(returned, (tuple, list)) else (returned,)
+            pairs = [
+                (result, grad) for result, grad in zip(results, grads) if grad is not None and result.requires_grad
+            ]
+            wanted = [acc, *itertools.compress(leaves, needs_inputs)]
+            found: Sequence[torch.Tensor | None] = [None] * len(wanted)
+            if pairs:
+                outputs, given = zip(*((result, grad.to(result.dtype)) for result, grad in pairs))
+                found = torch.autograd.grad(outputs, wanted, given, allow_unused=True)
+        dacc, *of_inputs = found
+        of_op: Sequence[torch.Tensor | None] = [None] * len(tensors)
+        if any(needs_op) and dacc is not None:
+            saved, gradients = backward.rule_of(calls.plans.spec)(needs_op, *tensors, None, *calls.objects)
+            of_op = gradients(dacc.to(sums.dtype), *saved)
+        remaining = iter(of_inputs)
+        return None, None, *of_op, *[next(remaining) if need else None for need in needs_inputs]
 
 
 class _Kind(NamedTuple):
@@ -123,10 +200,11 @@ class _FusedCalls:
         inputs: Sequence[torch.Tensor],
         objects: Sequence[Any],
     ) -> None:
-        self._plans, self._function, self._objects = plans, function, tuple(objects)
+        self.plans, self.function, self.objects = plans, function, tuple(objects)
         self._num_tensors, self._num_inputs = len(tensors), len(inputs)
-        self._kinds: dict[Any, _Kind | str] = {}
+        self._sums_too: _FusedCalls | None = None
         self._check(tensors, inputs)
+        self._check_arguments(tensors)
         expression, _, _ = self._traced(tensors, inputs)
         self._num_outputs, self._is_tuple = len(expression.outputs), expression.is_tuple
         first_out = self._num_tensors + self._num_inputs
@@ -146,11 +224,16 @@ class _FusedCalls:
             num_results=self._num_outputs,
         )
         run = self._fast.call if self._fast is not None else self._slow
+        self._said: set[str] = set()
         self.call = run if self._num_outputs > 1 or not self._is_tuple else lambda *tensors: (run(*tensors),)
+
+    def plan(self, *tensors: Any) -> Plan:
+        """The plan of a call with these tensors, those of the op and the inputs; a fused one has a native launch."""
+        return self._fast.plan(*tensors, *self._nones) if self._fast is not None else self._make(*tensors)[0]
 
     def _check(self, tensors: Sequence[Any], inputs: Sequence[Any]) -> Device:
         """Raises TypeError or ValueError unless all are tensors on one device, which it returns."""
-        spec = self._plans.spec
+        spec = self.plans.spec
         named = tensor_checks.check_tensors(spec, *tensors)
         for position, tensor in enumerate(inputs):
             name = f"inputs[{position}]"
@@ -160,32 +243,68 @@ class _FusedCalls:
             named.append((name, tensor))
         return tensor_checks.check_one_device(named)
 
+    def _check_arguments(self, tensors: Sequence[Any]) -> None:
+        """Raises what the op raises without an epilogue; a call that torch traces makes these checks itself."""
+        if tensor_checks.is_traced(tensors):
+            return
+        *objects, backend, config = self.objects
+        self.plans.operation.check_argument(backend, config)
+        self.plans.checks.plan(lambda problem: tensor_checks.run_nothing, *tensors, None, *objects)
+
     def _traced(
         self, tensors: Sequence[Any], inputs: Sequence[torch.Tensor]
     ) -> tuple[Expression, tuple[int, ...], torch.dtype]:
         """What the function computes, the shape of the op's result, and the call's out dtype."""
-        shape, dtype = self._plans.checks.result(*tensors, None, *self._objects[:-2])
-        expression = trace.trace(self._function, shape, inputs, tensors[0].device)
+        shape, dtype = self.plans.checks.result(*tensors, None, *self.objects[:-2])
+        expression = trace.trace(self.function, shape, inputs, tensors[0].device)
         outputs = tuple(
             output._replace(dtype=_stored(output.kind, output.dtype, dtype)) for output in expression.outputs
         )
         return expression._replace(outputs=outputs), tuple(shape), dtype
 
     def _slow(self, *arguments: Any) -> Any:
-        """A whole call of any kind, after the op: autograd and torch dispatch modes see torch's operators."""
-        tensors, inputs = self._split(arguments)
+        """A whole call of any kind; torch dispatch modes see torch's operators."""
+        tensors, inputs = self.split(arguments)
         self._check(tensors, inputs)
-        results = _unfused(self._plans, self._plans.call, self._function, tensors, inputs, self._objects)
+        both = (*tensors, *inputs)
+        if tensor_checks.needs_gradient(both) and not self._is_unusual(both):
+            results = _Trained.apply(self, self._with_sums(tensors, inputs), *both)
+            return results if self._num_outputs > 1 else results[0]
+        results = _unfused(self.plans, self.plans.call, self.function, tensors, inputs, self.objects)
         return results[0] if self._is_tuple and self._num_outputs == 1 else results
 
-    def _split(self, arguments: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    def _is_unusual(self, tensors: Sequence[Any]) -> bool:
+        """Whether torch's operators must see a call that needs gradients."""
+        return (
+            tensor_checks.is_traced(tensors)
+            or forward_ad._current_level >= 0
+            or torch._C._are_functorch_transforms_active()
+            or any(tensor is not None and tensor.is_neg() for tensor in tensors)
+        )
+
+    def _with_sums(self, tensors: Sequence[Any], inputs: Sequence[Any]) -> _FusedCalls:
+        """The calls that return the op's result too, behind the function's."""
+        if self._sums_too is not None:
+            return self._sums_too
+        function, dtype = self.function, _narrow(tensors[0].dtype)
+
+        def with_sums(acc: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            returned = function(acc, *inputs)
+            results = returned if isinstance(returned, (tuple, list)) else (returned,)
+            return (*results, acc.to(dtype))
+
+        self._sums_too = _FusedCalls(self.plans, with_sums, tensors, inputs, self.objects)
+        return self._sums_too
+
+    def split(self, arguments: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         end = self._num_tensors + self._num_inputs
         return arguments[: self._num_tensors], arguments[self._num_tensors : end]
 
     def _make(self, *arguments: Any) -> tuple[Any, ...]:
         """A plan for the native module: (plan, is_kept, device, outputs)."""
-        tensors, inputs = self._split(arguments)
+        tensors, inputs = self.split(arguments)
         device = self._check(tensors, inputs)
+        self._check_arguments(tensors)
         expression, shape, _ = self._traced(tensors, inputs)
         outputs = [native_call.dense(output.shape, output.dtype) for output in expression.outputs]
         kind = self._kind(tensors, inputs, expression, shape, device)
@@ -194,11 +313,14 @@ class _FusedCalls:
         if isinstance(kind, _Kind):
             kernel = self._linked(kind)
             if kernel is None:
-                is_final = False
+                is_final = linked.has_failed(kind.config.kernel, kind.source.text)
             else:
                 plan = self._fused_plan(kind, kernel, expression, device)
                 if kind.main is None:
                     row = ((kind.problem.n,), TORCH_DTYPES[kind.problem.out_dtype])
+        elif device.kind == "cuda" and kind not in self._said:
+            self._said.add(kind)
+            _LOG.info("an epilogue of %s runs after its kernel: %s", self.plans.spec.name, kind)
         outputs.append(native_call.dense(*row))
         return plan, is_final and native_call.is_kept(), tensors[0].device, tuple(outputs)
 
@@ -213,10 +335,10 @@ class _FusedCalls:
         """What the fused call runs, or why it cannot be fused."""
         if device.kind != "cuda":
             return f"{device} has no open kernels"
-        *objects, backend, config = self._objects
+        *objects, backend, config = self.objects
         if backend not in (None, SM90):
             return f"backend={backend!r} was requested"
-        operation = self._plans.operation
+        operation = self.plans.operation
         problems: list[Any] = []
 
         def plan(problem: Any) -> Plan:
@@ -224,7 +346,7 @@ class _FusedCalls:
             return tensor_checks.run_nothing
 
         if (
-            self._plans.checks.plan(plan, *tensors, None, *self._narrow(tensors, objects))
+            self.plans.checks.plan(plan, *tensors, None, *self._narrow(tensors, objects))
             is not tensor_checks.run_nothing
         ):
             return "an operand is copied first"
@@ -247,12 +369,7 @@ class _FusedCalls:
         has_pairs = [tensor.data_ptr() % 16 == 0 for tensor in inputs]
         try:
             decision = operation.decide(
-                problem,
-                device,
-                backend=SM90,
-                config=config,
-                lists_refusals=False,
-                only_open=True,
+                problem, device, backend=SM90, config=config, lists_refusals=False, only_open=True
             )
             text = source.write(expression, main=main, has_pairs=has_pairs)
         except UnsupportedError as error:
@@ -261,11 +378,10 @@ class _FusedCalls:
 
     def _narrow(self, tensors: Sequence[Any], objects: Sequence[Any]) -> list[Any]:
         """The op's other arguments with the out dtype that open kernels have: 16 bits."""
-        names = [name for name, _ in self._plans.spec.arguments]
         narrow = list(objects)
-        place = names.index("out_dtype")
+        place = _place_of_out_dtype(self.plans.spec)
         if narrow[place] == torch.float32:
-            narrow[place] = tensors[0].dtype if tensors[0].dtype.itemsize == 2 else torch.bfloat16
+            narrow[place] = _narrow(tensors[0].dtype)
         return narrow
 
     def _linked(self, kind: _Kind) -> Any | None:
@@ -280,13 +396,13 @@ class _FusedCalls:
         found = linked.soon(kernel, text)
         if found is None and mode == "error_on_miss":
             raise TuningMissError(
-                f"an epilogue of {self._plans.spec.name} must be linked into {kernel} before the call, because tuning is "
+                f"an epilogue of {self.plans.spec.name} must be linked into {kernel} before the call, because tuning is "
                 "'error_on_miss', and it is not; call it once inside sw.tuning(\"on_miss\")"
             )
         return found
 
     def _fused_plan(self, kind: _Kind, kernel: Any, expression: Expression, device: Device) -> Plan:
-        spec = self._plans.spec
+        spec = self.plans.spec
         first_out = self._num_tensors + self._num_inputs
         row = first_out + self._num_outputs
         names = list(spec.inputs)
@@ -299,7 +415,7 @@ class _FusedCalls:
             output = expression.outputs[position]
             if output.kind == "row_max":
                 minima.append((index, torch.Size(output.shape).numel()))
-        backend: Any = self._plans.operation.backends[SM90]
+        backend: Any = self.plans.operation.backends[SM90]
         launch = backend.launch(
             kind.problem,
             kind.config,
@@ -336,6 +452,11 @@ class _FusedCalls:
         return torch_plan(run, (results, list(range(num_tensors))))
 
 
+def _narrow(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of 16 bits that a product of this dtype has."""
+    return dtype if dtype.itemsize == 2 else torch.bfloat16
+
+
 def _stored(kind: str, dtype: torch.dtype, out_dtype: torch.dtype) -> torch.dtype:
     """The dtype of a result."""
     return out_dtype if dtype == torch.float32 and kind != "row_max" else dtype
@@ -370,7 +491,6 @@ def _with_float32(tensors: Sequence[Any], plans: OpPlans) -> list[Any]:
     return [tensor.float() if bias and tensor is not None else tensor for tensor, bias in zip(tensors, is_bias)]
 
 
-@functools.cache
 def _place_of_out_dtype(spec: Any) -> int:
     return [name for name, _ in spec.arguments].index("out_dtype")
 
@@ -382,3 +502,19 @@ def _wide(spec: Any, objects: Sequence[Any]) -> list[Any]:
         wide[_place_of_out_dtype(spec)] = torch.float32
         wide[-1] = None  # a config is of a kernel with 16 bits
     return wide
+
+
+def prepare(op: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    """Calls an op with an epilogue, and waits until the epilogue is linked, so that later calls are fused.
+
+    What was linked is kept on the disk: on a machine with the same GPU, a new process links nothing.
+
+    Args:
+      op: `sw.matmul`, `sw.scaled_mm` or `sw.grouped_mm`.
+      arguments, options: of the call, with epilogue= and inputs=. The shapes choose the kernel.
+
+    Raises:
+      What the op raises.
+    """
+    op(*arguments, **options)
+    linked.wait()

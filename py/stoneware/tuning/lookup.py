@@ -210,9 +210,7 @@ class _Search:
       excluded: its other arguments.
     """
 
-    def __init__(
-        self, key: AnyKey, kernel_sha256: str, kernels: Manifest | None, excluded: Mapping[str, bool]
-    ) -> None:
+    def __init__(self, key: AnyKey, kernel_sha256: str, kernels: Manifest | None, excluded: Mapping[str, bool]) -> None:
         self._key, self._kernel_sha256 = key, kernel_sha256
         self._kernels, self._excluded = kernels, excluded
 

@@ -1,0 +1,240 @@
+"""Epilogues in every kind of open kernel are right: all ops, ragged sizes, several outputs, gradients."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+import stoneware as sw
+from stoneware.epilogue import linked
+from stoneware.measuring import operands
+from stoneware.ops import APIS, fused
+from stoneware.specs import spec_of
+
+PROBLEMS = {
+    "matmul": {"bf16": {"dtype": "bf16"}, "fp16": {"dtype": "fp16"}, "bias": {"dtype": "bf16", "has_bias": True}},
+    "scaled_mm": {"row": {"scales": "row"}, "tensor": {"scales": "tensor"}, "block": {"scales": "block"}},
+    "grouped_mm": {
+        "bf16": {"dtype": "bf16", "num_groups": 5},
+        "row": {"dtype": "e4m3", "num_groups": 5},
+        "block": {"dtype": "e4m3", "num_groups": 5, "scales": "block"},
+    },
+}
+KINDS = [(op, kind) for op, kinds in PROBLEMS.items() for kind in kinds]
+SHAPES = [(1, 528, 512), (37, 1040, 384), (100, 512, 512), (300, 2064, 640), (1000, 528, 512)]
+
+Function = Callable[..., Any]
+MakeInputs = Callable[[int, int], tuple[torch.Tensor, ...]]
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(shape, device="cuda").to(dtype)
+
+
+EXPRESSIONS: dict[str, tuple[Function, MakeInputs]] = {
+    "gelu of a bias, and a residual": (
+        lambda acc, bias, r: functional.gelu(acc * 0.1 + bias) + r,
+        lambda m, n: (normal(n), normal(m, n)),
+    ),
+    "silu, times a float16": (
+        lambda acc, r: functional.silu(acc * 0.1) * r,
+        lambda m, n: (normal(m, n, dtype=torch.float16),),
+    ),
+    "swiglu in fp8": (
+        lambda acc, s: (functional.silu(acc[..., 0::2] * 0.1) * acc[..., 1::2] * s).to(torch.float8_e4m3fn),
+        lambda m, n: (torch.tensor(0.3, device="cuda"),),
+    ),
+    "several results": (
+        lambda acc: (acc.relu(), acc.abs().amax(-1), (acc * 0.5).to(torch.float16), acc.to(torch.float8_e5m2)),
+        lambda m, n: (),
+    ),
+    "a transposed input and a column": (
+        lambda acc, r, c: acc * c[:, None] + r.t(),
+        lambda m, n: (normal(n, m), normal(m, dtype=torch.float32)),
+    ),
+    "the maximum of pairs": (
+        lambda acc: (acc[..., ::2] - acc[..., 1::2], (acc[..., ::2] * acc[..., 1::2]).amax(-1, keepdim=True)),
+        lambda m, n: (),
+    ),
+    "a mask, and an input that is sliced": (
+        lambda acc, r, k: torch.where(k, acc, r[:, 1:]),
+        lambda m, n: (normal(m, n + 1), torch.rand(m, n, device="cuda") > 0.5),
+    ),
+}
+
+
+def problem(op: str, kind: str, shape: tuple[int, int, int]) -> Any:
+    m, n, k = shape
+    return spec_of(op).make_problem(m=m, n=n, k=k, **PROBLEMS[op][kind])
+
+
+def poison() -> None:
+    """Leaves NaN in the memory that the next allocations get."""
+    blocks = [torch.full((1 << 16,), math.nan, device="cuda") for _ in range(40)]
+    blocks += [torch.full((1 << 21,), math.nan, device="cuda") for _ in range(4)]
+    del blocks
+
+
+def check(
+    op: str, kind: str, shape: tuple[int, int, int], function: Function, inputs: tuple[torch.Tensor, ...]
+) -> None:
+    """Compares a call that is fused with float64."""
+    drawn = operands.make(problem(op, kind, shape), "cuda")
+    tensors = [drawn.tensors[name] for name in spec_of(op).inputs]
+    plans = importlib.import_module(APIS[op])._PLANS
+    objects = {"matmul": (None,), "scaled_mm": (torch.bfloat16, True), "grouped_mm": (None,)}[op]
+    objects = (*objects, None, None)
+    with sw.tuning("on_miss"):
+        calls = fused.calls_of(plans, function, inputs, tensors, objects)
+        assert hasattr(calls.plan(*tensors, *inputs), "native_launch"), "it must be fused"
+        poison()
+        results = calls.call(*tensors, *inputs)
+    acc = operands.of_op(op).reference(drawn).double()
+    expected = function(acc, *[one.double() if one.is_floating_point() else one for one in inputs])
+    results = results if isinstance(results, tuple) else (results,)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    assert len(results) == len(expected)
+    rows = shape[0] if op != "grouped_mm" else int(drawn.tensors["offs"][-1])
+    for position, (result, reference) in enumerate(zip(results, expected)):
+        assert result.shape == reference.shape, position
+        found, wanted = result[:rows].double(), reference[:rows].double()
+        finite = wanted.isfinite()
+        assert torch.equal(found.isfinite() | ~finite, torch.ones_like(finite)), f"result {position} has NaN"
+        error = (found - wanted)[finite].norm() / wanted[finite].norm().clamp_min(1e-30)
+        limit = 0.05 if result.dtype.itemsize == 1 else 0.008
+        assert error < limit, f"result {position}: {error:.2e}"
+
+
+@pytest.mark.parametrize(("op", "kind"), KINDS, ids="-".join)
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_an_expression_is_right(op: str, kind: str, name: str) -> None:
+    function, make_inputs = EXPRESSIONS[name]
+    for shape in SHAPES:
+        if kind == "block":
+            shape = (*shape[:2], shape[2] // 128 * 128)
+        check(op, kind, shape, function, make_inputs(*shape[:2]))
+
+
+UNARY: tuple[Function, ...] = (
+    torch.sigmoid,
+    torch.tanh,
+    torch.relu,
+    torch.abs,
+    torch.neg,
+    torch.sin,
+    functional.silu,
+    functional.gelu,
+    functional.softplus,
+    functional.mish,
+    functional.hardswish,
+    functional.elu,
+    lambda x: functional.gelu(x, approximate="tanh"),
+    lambda x: x.clamp(-1.5, 2),
+    lambda x: (x * 0.25).exp(),
+    lambda x: x.square().add(1).sqrt(),
+    lambda x: x.square().add(1).log(),
+    lambda x: (x.square() + 0.5).rsqrt(),
+    lambda x: torch.where(x > 0.25, x, 0.1 * x),
+    lambda x: x / 3,
+)
+BINARY: tuple[Function, ...] = (
+    torch.add,
+    torch.sub,
+    torch.mul,
+    torch.maximum,
+    torch.minimum,
+    lambda x, y: x / (y.abs() + 1),
+    lambda x, y: torch.where(x > y, x, y * 0.5),
+    lambda x, y: torch.add(x, y, alpha=0.5),
+)
+
+
+def random_function(seed: int) -> Function:
+    """A function of acc, a matrix, a row, a column and a number, of some ten operators."""
+    choose = random.Random(seed)
+    steps = [(choose.choice(UNARY), choose.choice(BINARY), choose.random(), choose.random()) for _ in range(5)]
+    num_results = choose.choice((1, 1, 2))
+
+    def function(acc: torch.Tensor, *inputs: torch.Tensor) -> Any:
+        values = [acc * 0.05, *inputs]
+        for unary, binary, first, second in steps:
+            left, right = values[int(first * len(values))], values[int(second * len(values))]
+            values.append(binary(unary(values[-1] if len(values) > 5 else values[0]), right) + left)
+        results = [value + values[0] for value in values[-num_results:]]
+        return tuple(results) if num_results > 1 else results[0]
+
+    return function
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_random_expression_is_right(seed: int) -> None:
+    choose = random.Random(seed)
+    op, kind = choose.choice(KINDS)
+    m, n, k = choose.choice(SHAPES)
+    shape = (m, n, k // 128 * 128)
+    dtype = choose.choice((torch.bfloat16, torch.float16, torch.float32))
+    inputs = normal(m, n, dtype=dtype), normal(n), normal(m, 1, dtype=dtype), torch.tensor(0.7, device="cuda")
+    check(op, kind, shape, random_function(seed), inputs)
+
+
+def grads_of(function: Function, leaves: list[torch.Tensor], weight: torch.Tensor) -> Iterator[torch.Tensor]:
+    yield from torch.autograd.grad((function(*leaves) * weight).sum(), leaves)
+
+
+def test_gradients_are_those_of_float64() -> None:
+    m, n, k = 300, 528, 512
+    leaves = [normal(m, k), normal(n, k), normal(n), normal(m, n)]
+    weight = normal(m, n)
+
+    def epilogue(acc: torch.Tensor, bias: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+        return functional.gelu(acc * 0.05 + bias) * r
+
+    def call(a: torch.Tensor, w: torch.Tensor, bias: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+        return sw.matmul(a, w.t(), epilogue=epilogue, inputs=(bias, r))
+
+    def reference(a: torch.Tensor, w: torch.Tensor, bias: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+        return epilogue(a @ w.t(), bias, r)
+
+    with sw.tuning("on_miss"):
+        found = list(grads_of(call, [leaf.requires_grad_() for leaf in leaves], weight))
+    doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    for one, wanted in zip(found, grads_of(reference, doubles, weight.double())):
+        assert (one.double() - wanted).norm() / wanted.norm() < 0.008
+
+
+def test_a_call_is_right_before_its_epilogue_is_linked_and_fused_after() -> None:
+    a, w, r = normal(64, 512), normal(528, 512), normal(64, 528)
+    scale = random.random()  # new to this machine
+
+    def epilogue(acc: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+        return functional.silu(acc * scale) + r
+
+    with sw.tuning("off"):
+        before = sw.matmul(a, w.t(), epilogue=epilogue, inputs=(r,))
+        assert linked.wait(60)
+        after = sw.matmul(a, w.t(), epilogue=epilogue, inputs=(r,))
+    assert (before.float() - after.float()).norm() / before.float().norm() < 2e-3
+
+
+def test_a_cuda_graph_replays_a_fused_call() -> None:
+    a, w, r = normal(64, 512), normal(528, 512), normal(64, 528)
+
+    def call() -> tuple[torch.Tensor, torch.Tensor]:
+        return sw.matmul(a, w.t(), epilogue=lambda acc, r: (acc + r, (acc + r).abs().amax(-1)), inputs=(r,))
+
+    sw.prepare(call)
+    expected, expected_amax = call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result, amax = call()
+    result.zero_()
+    amax.zero_()
+    graph.replay()
+    assert torch.equal(result, expected) and torch.equal(amax, expected_amax)
