@@ -7,6 +7,9 @@
     STONEWARE_BATCH_INVARIANT
                           0 (default) or 1: whether a row's bits may not depend on the batch,
                           outside of any `with sw.batch_invariant()`
+    STONEWARE_TILE_BACKWARD
+                          0 or 1: whether gradients of tile matmuls are linked, outside of any
+                          `with sw.tile.enable_backward(...)`; by default as the wheel was built
 
 They are read when they are needed, never at import. A change in a running process does not affect
 plans that were made before; use `with sw.tuning(...)` to change the mode there.
@@ -73,4 +76,18 @@ def batch_invariant() -> bool:
     value = os.environ.get("STONEWARE_BATCH_INVARIANT") or "0"
     if value not in ("0", "1"):
         raise ValueError(f"STONEWARE_BATCH_INVARIANT={quoted(value)} must be 0 or 1; set it to one, or unset it")
+    return value == "1"
+
+
+def tile_backward() -> bool | None:
+    """Whether STONEWARE_TILE_BACKWARD has gradients of tile matmuls linked; None if it is not set.
+
+    Raises:
+      ValueError: it is neither 0 nor 1.
+    """
+    value = os.environ.get("STONEWARE_TILE_BACKWARD")
+    if not value:
+        return None
+    if value not in ("0", "1"):
+        raise ValueError(f"STONEWARE_TILE_BACKWARD={quoted(value)} must be 0 or 1; set it to one, or unset it")
     return value == "1"
