@@ -14,6 +14,8 @@ _BODY = re.compile(
 )
 _PARAMETER = re.compile(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\b[^,]*?\s)?([\w$]+)(\[\d+\])?")
 _THREADS = re.compile(r"\.(?:maxntid|reqntid)\s+(\d+)(?:,\s*(\d+))?(?:,\s*(\d+))?")
+_COMMENT = re.compile(r"//[^\n]*")
+_END = "\n}"
 _WORD = re.compile(r"[\w$]+")
 
 _LETTERS = {"u64": "P", "s64": "P", "b64": "P", "u32": "i", "s32": "i", "b32": "i", "f32": "f"}
@@ -39,15 +41,15 @@ class Function:
 
 def functions(ptx: str) -> dict[str, Function]:
     """The functions that a module defines, by name."""
+    ptx = _COMMENT.sub("", ptx)
     matches = list(_BODY.finditer(ptx))
     names = {match.group(2) for match in matches}
     found = {}
-    for i, match in enumerate(matches):
+    for match in matches:
         kind, name, parameters, directives, end = match.groups()
         if end == ";":  # a declaration
             continue
-        body_end = matches[i + 1].start() if i + 1 < len(matches) else len(ptx)
-        words = set(_WORD.findall(ptx[match.end() : body_end]))
+        words = set(_WORD.findall(ptx[match.end() : ptx.find(_END, match.end())]))
         threads = _THREADS.search(directives)
         most = 0
         if threads is not None:

@@ -169,7 +169,7 @@ def _checked_call(matmul: TileMatmul, direction: str) -> str:
 }}
 
 {template} {direction}({parameters}) {{
-  start_{call};
+  {namespace(matmul)}::start_{call};
   WaitForMatmuls({names[0]});
 }}
 """
