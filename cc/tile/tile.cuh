@@ -277,7 +277,7 @@ struct Sum {
   static constexpr int kSize = kRowBlocks * kBlockValues;
   static_assert(kRowBlocks * kBlockRows * kGroupRows == kRows && kPartColumns % 8 == 0);
 
-  static __device__ __forceinline__ int Group() { return SameInWarp(threadIdx.x / (32 * kGroupWarps)); }
+  static __device__ __forceinline__ int Group() { return static_cast<int>(threadIdx.x) / (32 * kGroupWarps); }
 
   // The first row and column of this group's part.
   static __device__ __forceinline__ int FirstRow() {
@@ -373,10 +373,6 @@ struct Sum {
     return i / kBlockValues * kBlockRows + i % 4 / 2 * 8;
   }
   static __device__ __forceinline__ constexpr int ColumnStep(int i) { return i % kBlockValues / 4 * 8 + i % 2; }
-
-  static __device__ __forceinline__ int SameInWarp(unsigned value) {
-    return static_cast<int>(__shfl_sync(0xffffffffu, value, 0));
-  }
 
   template <class Value>
   static __device__ __forceinline__ Value Converted(float value) {

@@ -25,6 +25,13 @@ __device__ __forceinline__ constexpr unsigned long long Descriptor(unsigned addr
   return (address >> 4 & 0x3fff) | kLeading << 16 | kStride << 32 | kSwizzle << 62;
 }
 
+// The descriptor of what lies `num_bytes` later. The address does not leave its 14 bits, so the upper word stays, and
+// the sum of the lower words needs no carry.
+__device__ __forceinline__ unsigned long long Advanced(unsigned long long descriptor, int num_bytes) {
+  const unsigned low = static_cast<unsigned>(descriptor) + static_cast<unsigned>(num_bytes / 16);
+  return descriptor & 0xffffffff00000000 | low;
+}
+
 // The bytes from the operand's address to element `outer` of its outer axis and byte `k_byte` of the summed axis,
 // where a swizzled block of 8 lines begins, or within one piece 32 bytes later.
 template <class OperandType>
@@ -46,8 +53,10 @@ __device__ __forceinline__ void Start(SumType& sum, const typename Left::Tile& l
   constexpr int kStepBytes = 32;
   constexpr int kValues = Instruction::kColumns / 2;
   static_assert(SumType::kBlockRows == 64 && SumType::kBlockValues % kValues == 0);
-  const unsigned left_address = SharedAddress(left.bytes) + BlockOffset<Left>(SumType::FirstRow(), 0);
-  const unsigned right_address = SharedAddress(right.bytes) + BlockOffset<Right>(SumType::FirstColumn(), 0);
+  const unsigned long long left_descriptor =
+      Descriptor<Left>(SharedAddress(left.bytes) + BlockOffset<Left>(SumType::FirstRow(), 0));
+  const unsigned long long right_descriptor =
+      Descriptor<Right>(SharedAddress(right.bytes) + BlockOffset<Right>(SumType::FirstColumn(), 0));
 
 #pragma unroll
   for (int i = 0; i < SumType::kSize; ++i) asm volatile("" : "+f"(sum[i])::"memory");
@@ -60,8 +69,8 @@ __device__ __forceinline__ void Start(SumType& sum, const typename Left::Tile& l
       for (int part = 0; part < SumType::kBlockValues / kValues; ++part) {
         Instruction::Multiply(
             *reinterpret_cast<float(*)[kValues]>(&sum.values[row][part * kValues]),
-            Descriptor<Left>(left_address + BlockOffset<Left>(64 * row, k_byte)),
-            Descriptor<Right>(right_address + BlockOffset<Right>(part * Instruction::kColumns, k_byte)));
+            Advanced(left_descriptor, BlockOffset<Left>(64 * row, k_byte)),
+            Advanced(right_descriptor, BlockOffset<Right>(part * Instruction::kColumns, k_byte)));
       }
     }
   }

@@ -35,7 +35,7 @@ def lto_ir(source: str, headers: Headers, arch: str, options: tuple[str, ...] = 
 
 def fast_ptx(source: str, headers: Headers, arch: str, options: tuple[str, ...] = ()) -> str:
     """The same source as PTX that is not optimized, to read its signatures and calls; raises the same errors."""
-    fast = (f"-arch={arch}", "-rdc=true", "-std=c++17", "--Ofast-compile=max", *options)
+    fast = (f"-arch={arch}", "-rdc=true", "-std=c++17", "--Ofast-compile=mid", *options)
     return _compiled(source, headers, fast, "PTX").decode().rstrip("\0")
 
 
