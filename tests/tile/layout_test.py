@@ -11,7 +11,9 @@ import itertools
 
 import pytest
 
-from stoneware.tile import compiler, source
+from stoneware.errors import LinkError
+from stoneware.linking import toolchain
+from stoneware.tile import source
 
 _PROGRAM = """\
 #include "cc/tile/wgmma.cuh"
@@ -72,9 +74,7 @@ __device__ constexpr bool IsPermutation() {
 
 
 def compiles(assertions: str) -> None:
-    headers = tuple(source.device_headers().items())
-    # Constant evaluation takes millions of steps.
-    compiler.lto_ir(_PROGRAM + assertions, headers, "sm_90a", ())
+    toolchain.compile_lto_ir(_PROGRAM + assertions, arch="sm_90a", headers=source.device_headers())
 
 
 TILES = [(64, 64), (64, 128), (128, 64), (64, 32), (64, 16), (96, 64), (16, 64), (64, 192), (64, 48)]
@@ -115,5 +115,5 @@ def test_descriptors_of_other_operands_address_the_elements(element):
 
 def test_a_wrong_address_is_noticed():
     tile = "Tile<Bf16, 64, 64, true, 128>"
-    with pytest.raises(ValueError, match="static assertion failed"):
+    with pytest.raises(LinkError, match="static assertion failed"):
         compiles(f"static_assert(Agrees<Operand<{tile}, true>, 64, 0>(512));\n")  # not at a multiple of 1024

@@ -10,7 +10,8 @@ import pytest
 import tile_layer
 
 import stoneware as sw
-from stoneware.tile import compiler, source
+from stoneware.linking import cubins, toolchain
+from stoneware.tile import source
 
 SETS = [
     frozenset(names) for num in (1, 2, 3) for names in itertools.combinations(("forward", "dA", "dB"), num)
@@ -66,16 +67,17 @@ def test_fp8_has_the_forward_matmul(arch):
 def link_seconds(mm, needs, monkeypatch) -> float:
     """Of nvJitLink, on this process's clock; the least of three, since other processes share the caches."""
     times = []
-    link = compiler.link
+    link = toolchain.link_with_log
 
-    def timed(*arguments):
+    def timed(*arguments, **options):
         started = time.process_time()
-        cubin = link(*arguments)
+        linked = link(*arguments, **options)
         times.append(time.process_time() - started)
-        return cubin
+        return linked
 
     with monkeypatch.context() as patch:
-        patch.setattr(compiler, "link", timed)
+        patch.setattr(toolchain, "link_with_log", timed)
+        patch.setattr(cubins, "read", lambda name: None)
         for _ in range(3):
             sw.tile.link(tile_layer.source(mm), [mm], needs=needs)
     return min(times)
@@ -152,8 +154,31 @@ extern "C" __global__ void nothing() {}
         sw.tile.Kernel(linked)
 
 
-def test_the_same_source_is_linked_to_the_same_bytes():
-    mm = sw.tile.matmul(m=64, n=64, k=64, a="bf16", b="bf16")
-    first = sw.tile.link(tile_layer.source(mm), [mm]).cubin
-    compiler._compiled.cache_clear()
-    assert sw.tile.link(tile_layer.source(mm), [mm]).cubin == first
+def test_a_cubin_on_disk_is_what_was_linked(monkeypatch):
+    mm = sw.tile.matmul(m=64, n=48, k=64, a="bf16", b="bf16")
+    with monkeypatch.context() as patch:
+        patch.setattr(cubins, "read", lambda name: None)
+        first, again = (sw.tile.link(tile_layer.source(mm), [mm]) for _ in range(2))
+    assert first.cubin == again.cubin
+    assert first.link_s > 0
+    kept = sw.tile.link(tile_layer.source(mm), [mm])
+    assert kept.link_s == 0
+    for name in ("cubin", "arch", "kernels", "matmuls", "threads", "log"):
+        assert getattr(kept, name) == getattr(first, name)
+    # Needs, options and kernels make other cubins.
+    assert sw.tile.link(tile_layer.source(mm), [mm], needs={"dA"}).cubin != first.cubin
+    assert sw.tile.link(tile_layer.source(mm), [mm], options=["-DNAME=1"]).link_s > 0
+
+
+def test_instructions_that_ptxas_serializes_are_reported(caplog):
+    """A loop that starts a matmul while the last one runs, of which none runs before the loop."""
+    mm = sw.tile.matmul(m=128, n=256, k=64, a="bf16", b="bf16", threads=256)
+    start = "mm::start_forward(s, *t, *(mm::TileB*)(t + 1)); "
+    text = """extern "C" __global__ void __launch_bounds__(256) k(mm::TileA* t, float* out, int n) {
+      mm::SumC s; s.Clear(); %s for (int i = 0; i < n; ++i) { %s stoneware::tile::WaitForMatmuls<1>(s); }
+      stoneware::tile::WaitForMatmuls(s); s.Store(out, 256); }"""
+    assert sw.tile.link(text % (start, start), [mm]).log == ""
+    assert caplog.records == []
+    linked = sw.tile.link(text % ("", start), [mm])
+    assert "wgmma.mma_async instructions are serialized" in linked.log
+    assert "nvJitLink says of k: " in caplog.text

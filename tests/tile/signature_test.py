@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import stoneware as sw
-from stoneware.tile import compiler, source
+from stoneware.linking import toolchain
+from stoneware.tile import source
 
 MM = sw.tile.matmul(m=64, n=96, k=32, a="bf16", b="bf16")
 _KERNEL = """
@@ -24,10 +25,10 @@ extern "C" __global__ void k(float* out) {
 
 @pytest.fixture(autouse=True)
 def _no_link(monkeypatch):
-    def refuse(*arguments):
+    def refuse(*arguments, **options):
         raise AssertionError("nothing may be linked")
 
-    monkeypatch.setattr(compiler, "link", refuse)
+    monkeypatch.setattr(toolchain, "link_with_log", refuse)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_a_gradient_that_the_matmul_lacks():
     ("text", "message"),
     [
         ("__device__ int f;", "the source must define a kernel"),
-        ("this is no C++", "the source must compile for sm_90a, and NVRTC reports NVRTC_ERROR_COMPILATION; correct it"),
+        ("this is no C++", "the source must compile; correct it: NVRTC cannot compile source.cu for sm_90a"),
     ],
 )
 def test_a_source_without_a_kernel(text, message):

@@ -6,7 +6,8 @@ Both release the GIL while they work, so a thread can link while others launch.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from stoneware.errors import LinkError, UnsupportedError
@@ -15,6 +16,9 @@ LEAST_VERSION = (13, 0)
 """Of nvJitLink: LTO-IR of this build is of CUDA 13.0, which older linkers do not read."""
 
 _REMEDY = "install torch for CUDA 13, which brings both, or: pip install cuda-bindings~=13.0 nvidia-cuda-nvrtc nvidia-nvjitlink"
+
+
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class Library(NamedTuple):
@@ -64,19 +68,45 @@ def why_missing() -> str | None:
     return None
 
 
-def compile_lto_ir(source: str, *, arch: str, name: str = "source.cu", options: Iterable[str] = ()) -> bytes:
-    """Compiles CUDA C++ that includes no header to LTO-IR.
+def compile_lto_ir(
+    source: str,
+    *,
+    arch: str,
+    name: str = "source.cu",
+    headers: Mapping[str, str] = _NO_HEADERS,
+    options: Iterable[str] = (),
+) -> bytes:
+    """Compiles CUDA C++ to LTO-IR.
 
     Args:
       source: the text.
       arch: such as "sm_90a".
       name: of the text, in messages.
+      headers: all that it may include: path -> text.
       options: further options of NVRTC.
 
     Raises:
       LinkError: NVRTC refuses the text; the message has its log.
       UnsupportedError: NVRTC is not installed, or too old.
     """
+    return _compile(source, ["-dlto", *options], "LTOIR", arch=arch, name=name, headers=headers)
+
+
+def compile_ptx(
+    source: str,
+    *,
+    arch: str,
+    name: str = "source.cu",
+    headers: Mapping[str, str] = _NO_HEADERS,
+    options: Iterable[str] = (),
+) -> str:
+    """Compiles CUDA C++ to PTX; the arguments and errors are those of `compile_lto_ir`."""
+    return _text(_compile(source, options, "PTX", arch=arch, name=name, headers=headers))
+
+
+def _compile(
+    source: str, options: Iterable[str], output: str, *, arch: str, name: str, headers: Mapping[str, str]
+) -> bytes:
     nvrtc = _toolchain().nvrtc
 
     def call(function: Any, *arguments: Any) -> Any:
@@ -85,22 +115,35 @@ def compile_lto_ir(source: str, *, arch: str, name: str = "source.cu", options: 
             raise LinkError(f"{function.__name__} failed with {result.name}; {_REMEDY}")
         return values[0] if values else None
 
-    program = call(nvrtc.nvrtcCreateProgram, source.encode(), name.encode(), 0, [], [])
+    texts, paths = [text.encode() for text in headers.values()], [path.encode() for path in headers]
+    program = call(nvrtc.nvrtcCreateProgram, source.encode(), name.encode(), len(headers), texts, paths)
     try:
-        all_options = [f"-arch={arch}", "-dlto", "-rdc=true", "-std=c++17", *options]
+        all_options = [f"-arch={arch}", "-rdc=true", "-std=c++17", *options]
         (result,) = nvrtc.nvrtcCompileProgram(program, len(all_options), [option.encode() for option in all_options])
         if int(result) != 0:
             log = bytearray(call(nvrtc.nvrtcGetProgramLogSize, program))
             call(nvrtc.nvrtcGetProgramLog, program, log)
             raise LinkError(f"NVRTC cannot compile {name} for {arch}:\n{_text(log)}")
-        lto_ir = bytearray(call(nvrtc.nvrtcGetLTOIRSize, program))
-        call(nvrtc.nvrtcGetLTOIR, program, lto_ir)
-        return bytes(lto_ir)
+        data = bytearray(call(getattr(nvrtc, f"nvrtcGet{output}Size"), program))
+        call(getattr(nvrtc, f"nvrtcGet{output}"), program, data)
+        return bytes(data)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 
 
+class LinkedCubin(NamedTuple):
+    """A linked cubin, and what the linker says of it, such as a warning."""
+
+    cubin: bytes
+    log: str
+
+
 def link(libraries: Sequence[Library], *, arch: str, options: Iterable[str] = ()) -> bytes:
+    """`link_with_log` without the log."""
+    return link_with_log(libraries, arch=arch, options=options).cubin
+
+
+def link_with_log(libraries: Sequence[Library], *, arch: str, options: Iterable[str] = ()) -> LinkedCubin:
     """Links LTO-IR to a cubin.
 
     Args:
@@ -122,7 +165,9 @@ def link(libraries: Sequence[Library], *, arch: str, options: Iterable[str] = ()
         nvjitlink.complete(linker)
         cubin = bytearray(nvjitlink.get_linked_cubin_size(linker))
         nvjitlink.get_linked_cubin(linker, cubin)
-        return bytes(cubin)
+        log = bytearray(nvjitlink.get_info_log_size(linker))
+        nvjitlink.get_info_log(linker, log)
+        return LinkedCubin(bytes(cubin), _text(log))
     except nvjitlink.nvJitLinkError as error:
         log = bytearray(nvjitlink.get_error_log_size(linker))
         nvjitlink.get_error_log(linker, log)

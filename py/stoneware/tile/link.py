@@ -7,17 +7,26 @@ with what may be linked.
 
 from __future__ import annotations
 
+import functools
+import json
+import logging
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from stoneware.errors import quoted
+from stoneware.errors import LinkError, quoted
+from stoneware.linking import cubins, toolchain
 from stoneware.runtime.fast_dataclass import dataclass
-from stoneware.tile import compiler, ptx, source
+from stoneware.tile import ptx, source
 from stoneware.tile.description import Setting, TileMatmul, checked_setting
 from stoneware.tile.kernel import Kernel
 from stoneware.tile.needs import Resolution, checked_needs, resolve
 from stoneware.tile.plan import DIRECTIONS
+
+_LOG = logging.getLogger("stoneware.tile")
+
+_FORMAT = "stoneware.tile.1"
+"""Part of every digest: what this file makes of a source."""
 
 _HEADER = "stoneware_tile.h"
 _LINKED_SYMBOL = re.compile(rf"_ZN\d+{source.NAMESPACE}[0-9a-f]{{16}}6linked\w+")
@@ -33,7 +42,8 @@ class Linked:
       kernels: name -> its signature, of each kernel.
       matmuls: (name of the matmul, direction) of everything linked, sorted.
       threads: of a block.
-      compile_s, link_s: seconds in NVRTC and in nvJitLink; what was in memory already took none.
+      log: what nvJitLink said, such as that it had to serialize wgmma instructions.
+      compile_s, link_s: seconds in NVRTC and in nvJitLink; none if the cubin was on disk.
     """
 
     cubin: bytes
@@ -41,6 +51,7 @@ class Linked:
     kernels: Mapping[str, ptx.Function]
     matmuls: tuple[tuple[str, str], ...]
     threads: int
+    log: str
     compile_s: float
     link_s: float
 
@@ -101,6 +112,7 @@ class Module:
         Raises:
           TypeError, ValueError: an argument breaks its rule; the source does not compile; a kernel calls a
             direction that needs or enable_backward leaves out, or with another signature than the matmul's.
+          LinkError: nvJitLink refuses, for example since a function of the source is defined nowhere.
           UnsupportedError: NVRTC or nvJitLink is not installed.
         """
         setting = checked_setting("enable_backward", enable_backward)
@@ -111,26 +123,52 @@ class Module:
             )
             for matmul in self.matmuls
         }
-        started = time.perf_counter()
         headers = self._headers(resolutions)
+        names = None if kernels is None else (kernels,) if isinstance(kernels, str) else tuple(kernels)
+        digest = cubins.digest(
+            _FORMAT,
+            json.dumps([self.arch, self.matmuls[0].threads, self.options, names, list(headers.items())]),
+            self.source,
+        )
+        kept = cubins.read(digest)
+        if kept is not None:
+            return _unpacked(kept, self.arch, self.matmuls[0].threads)
+        linked = self._link(names, headers, resolutions)
+        cubins.write(digest, _packed(linked))
+        if linked.log:
+            _LOG.warning("nvJitLink says of %s: %s", ", ".join(linked.kernels), linked.log)
+        return linked
+
+    def _link(
+        self, names: tuple[str, ...] | None, headers: Mapping[str, str], resolutions: Mapping[str, Resolution]
+    ) -> Linked:
+        started = time.perf_counter()
         options = (f"--pre-include={_HEADER}", *self.options)
-        functions = ptx.functions(compiler.fast_ptx(self.source, headers, self.arch, options))
-        names = _kernel_names(functions, kernels)
-        calls = self._calls(functions, names, resolutions)
-        modules = [compiler.lto_ir(self.source, headers, self.arch, options)]
+        try:
+            scan = toolchain.compile_ptx(
+                self.source, arch=self.arch, headers=headers, options=(*options, "--Ofast-compile=mid")
+            )
+            functions = ptx.functions(scan)
+            kernels = _kernel_names(functions, names)
+            calls = self._calls(functions, kernels, resolutions)
+            own = toolchain.compile_lto_ir(self.source, arch=self.arch, headers=headers, options=options)
+        except LinkError as error:
+            raise ValueError(f"the source must compile; correct it: {error}") from error
         by_name = {matmul.name: matmul for matmul in self.matmuls}
-        device_headers = tuple(source.device_headers().items())
-        sources = dict.fromkeys(source.linked_function(by_name[name], direction) for name, direction in calls)
-        modules += [compiler.lto_ir(text, device_headers, self.arch) for text in sources]
+        texts = dict.fromkeys(source.linked_function(by_name[name], direction) for name, direction in calls)
+        modules = [toolchain.Library("source", own), *[_library(text, self.arch) for text in texts]]
         compiled = time.perf_counter()
-        used = [f"-kernels-used={name}" for name in names] if kernels is not None else []
-        cubin = compiler.link(modules, self.arch, used)
+        used = () if names is None else [f"-kernels-used={name}" for name in kernels]
+        cubin, log = toolchain.link_with_log(
+            modules, arch=self.arch, options=("-O3", "-optimize-unused-variables", *used)
+        )
         return Linked(
             cubin=cubin,
             arch=self.arch,
-            kernels={name: functions[name] for name in names},
+            kernels={name: functions[name] for name in kernels},
             matmuls=tuple(sorted(calls)),
             threads=self.matmuls[0].threads,
+            log=log,
             compile_s=compiled - started,
             link_s=time.perf_counter() - compiled,
         )
@@ -147,13 +185,13 @@ class Module:
         linked = self.link(name, needs=needs, enable_backward=enable_backward)
         return Kernel(linked, name, shared_bytes=shared_bytes)
 
-    def _headers(self, resolutions: Mapping[str, Resolution]) -> compiler.Headers:
+    def _headers(self, resolutions: Mapping[str, Resolution]) -> Mapping[str, str]:
         own = {
-            f"{matmul.name}.h": source.header(matmul, resolutions[matmul.name].directions) for matmul in self.matmuls
+            f"{matmul.name}.h": "#pragma once\n" + source.header(matmul, resolutions[matmul.name].directions)
+            for matmul in self.matmuls
         }
-        guarded = {name: f"#pragma once\n{text}" for name, text in own.items()}
         everything = "".join(f'#include "{name}"\n' for name in own)
-        return tuple({**source.device_headers(), **guarded, _HEADER: everything}.items())
+        return {**source.device_headers(), **own, _HEADER: everything}
 
     def _calls(
         self, functions: Mapping[str, ptx.Function], names: Sequence[str], resolutions: Mapping[str, Resolution]
@@ -194,6 +232,43 @@ def link(
     return Module(source, matmuls, enable_backward=enable_backward, options=options).link(kernels, needs=needs)
 
 
+@functools.lru_cache(maxsize=256)
+def _library(text: str, arch: str) -> toolchain.Library:
+    """A linked function, compiled once a process."""
+    name = text.partition("\n")[0].removeprefix("// ")
+    lto_ir = toolchain.compile_lto_ir(text, arch=arch, name="linked.cu", headers=source.device_headers())
+    return toolchain.Library(name, lto_ir)
+
+
+def _packed(linked: Linked) -> bytes:
+    """What is kept on disk: a line of JSON, then the cubin."""
+    kernels = {
+        name: [kernel.parameters, kernel.most_threads, sorted(kernel.calls)] for name, kernel in linked.kernels.items()
+    }
+    fields = {"kernels": kernels, "matmuls": linked.matmuls, "log": linked.log}
+    return json.dumps(fields).encode() + b"\n" + linked.cubin
+
+
+def _unpacked(data: bytes, arch: str, threads: int) -> Linked:
+    line, _, cubin = data.partition(b"\n")
+    fields = json.loads(line)
+    kernels = {
+        name: ptx.Function(is_kernel=True, parameters=parameters, most_threads=most, calls=frozenset(calls))
+        for name, (parameters, most, calls) in fields["kernels"].items()
+    }
+    matmuls = tuple((name, direction) for name, direction in fields["matmuls"])
+    return Linked(
+        cubin=cubin,
+        arch=arch,
+        kernels=kernels,
+        matmuls=matmuls,
+        threads=threads,
+        log=fields["log"],
+        compile_s=0.0,
+        link_s=0.0,
+    )
+
+
 def _checked(matmuls: Iterable[TileMatmul]) -> tuple[TileMatmul, ...]:
     """The matmuls of a module; raises TypeError or ValueError."""
     found = tuple(matmuls)
@@ -217,20 +292,19 @@ def _checked(matmuls: Iterable[TileMatmul]) -> tuple[TileMatmul, ...]:
     return found
 
 
-def _kernel_names(functions: Mapping[str, ptx.Function], kernels: str | Iterable[str] | None) -> list[str]:
+def _kernel_names(functions: Mapping[str, ptx.Function], names: Sequence[str] | None) -> list[str]:
     defined = [name for name, function in functions.items() if function.is_kernel]
     if not defined:
         raise ValueError('the source must define a kernel, extern "C" __global__, and defines none; add one')
-    if kernels is None:
+    if names is None:
         return defined
-    names = [kernels] if isinstance(kernels, str) else list(dict.fromkeys(kernels))
     for name in names:
         if name not in defined:
             raise ValueError(
                 f"kernel {quoted(name)} must be in the source, whose kernels are {', '.join(defined)}; "
                 'correct the name, or declare it extern "C"'
             )
-    return names
+    return list(dict.fromkeys(names))
 
 
 def _allowed(
