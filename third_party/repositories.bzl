@@ -118,6 +118,16 @@ def stoneware_repositories():
         "wheel",
     ])
 
+    # In one folder, as pip installs them: their bindings look in one folder for both libraries.
+    wheel_tree(
+        name = "stoneware_pypi_nvrtc_and_nvjitlink",
+        packages = [
+            "nvidia-cuda-nvrtc",
+            "nvidia-nvjitlink",
+        ],
+        build_file = Label("//third_party/pypi:package.BUILD"),
+    )
+
     # These travel inside gpu_check.pyz.
     pypi_packages(
         [
