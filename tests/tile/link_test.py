@@ -13,9 +13,7 @@ import stoneware as sw
 from stoneware.linking import cubins, toolchain
 from stoneware.tile import source
 
-SETS = [
-    frozenset(names) for num in (1, 2, 3) for names in itertools.combinations(("forward", "dA", "dB"), num)
-]
+SETS = [frozenset(names) for num in (1, 2, 3) for names in itertools.combinations(("forward", "dA", "dB"), num)]
 DESCRIPTIONS = {
     "wgmma": {"m": 128, "n": 96, "k": 64, "a": "bf16", "b": "bf16"},
     "wgmma, 256 threads": {"m": 128, "n": 192, "k": 64, "a": "fp16", "b": "fp16", "threads": 256},
@@ -123,7 +121,8 @@ def test_many_calls_are_all_inlined():
     mm = sw.tile.matmul(m=128, n=128, k=128, a="bf16", b="bf16")
     call = "mm::forward(s, *t, *(mm::TileB*)(t + 1)); __syncthreads(); "
     kernel = 'extern "C" __global__ void k%d(mm::TileA* t, float* out, int n) { mm::SumC s; s.Clear(); '
-    text = "".join(kernel % i + 3 * call + f"for (int i = 0; i < n; ++i) {{ {call} }} s.Store(out, 128); }}" for i in (1, 2))
+    body = 3 * call + f"for (int i = 0; i < n; ++i) {{ {call} }} s.Store(out, 128); }}"
+    text = "".join(kernel % i + body for i in (1, 2))
     linked = sw.tile.link(text, [mm])
     assert machine_code.functions(linked.cubin) == ["k1", "k2"]
     assert sum(machine_code.matmul_instructions(linked.cubin).values()) == 8 * mm.plans["forward"].num_instructions
@@ -133,7 +132,9 @@ def test_the_signature_of_a_kernel_is_read_from_its_source():
     mm = sw.tile.matmul(m=64, n=64, k=64, a="bf16", b="bf16")
     text = """
 struct Pair { int a, b; };
-extern "C" __global__ void __launch_bounds__(96) numbers(float* p, int i, long long q, float f, unsigned u) { *p = i + q + f + u; }
+extern "C" __global__ void __launch_bounds__(96) numbers(float* p, int i, long long q, float f, unsigned u) {
+  *p = i + q + f + u;
+}
 extern "C" __global__ void structure(float* p, Pair pair) { *p = pair.a; }
 extern "C" __global__ void nothing() {}
 """

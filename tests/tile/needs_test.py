@@ -15,13 +15,7 @@ from stoneware.tile import needs
 ALL = frozenset({"forward", "dA", "dB"})
 
 # Each level's value -> the gradients that it allows, or None if the next wider level decides.
-VALUES = {
-    None: None,
-    True: {"dA", "dB"},
-    False: set(),
-    frozenset({"dA"}): {"dA"},
-    frozenset({"dB"}): {"dB"},
-}
+VALUES = {None: None, True: {"dA", "dB"}, False: set(), frozenset({"dA"}): {"dA"}, frozenset({"dB"}): {"dB"}}
 NEEDS = [None, *(frozenset(names) for num in (1, 2, 3) for names in itertools.combinations(sorted(ALL), num))]
 
 
@@ -117,8 +111,18 @@ def test_needs_may_differ_between_matmuls():
     one, two = (sw.tile.matmul(m=64, n=64, k=64, a="bf16", b="bf16", name=name) for name in ("one", "two"))
     text = """
 extern "C" __global__ void k(one::TileA* t, float* out) {
-  if constexpr (one::has_forward) { one::SumC s; s.Clear(); one::forward(s, *t, *(one::TileB*)(t + 1)); s.Store(out, 64); }
-  if constexpr (two::has_dA) { two::SumDA s; s.Clear(); two::dA(s, *(two::TileDC*)t, *(two::TileB*)(t + 1)); s.Store(out, 64); }
+  if constexpr (one::has_forward) {
+    one::SumC s;
+    s.Clear();
+    one::forward(s, *t, *(one::TileB*)(t + 1));
+    s.Store(out, 64);
+  }
+  if constexpr (two::has_dA) {
+    two::SumDA s;
+    s.Clear();
+    two::dA(s, *(two::TileDC*)t, *(two::TileB*)(t + 1));
+    s.Store(out, 64);
+  }
 }"""
     linked = sw.tile.link(text, [one, two], needs={"one": {"forward"}, "two": {"dA"}})
     assert linked.matmuls == (("one", "forward"), ("two", "dA"))

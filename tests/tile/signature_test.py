@@ -56,13 +56,14 @@ def test_a_wrong_operand(call, rule, value):
 def test_a_function_that_the_user_declares_with_another_signature():
     inner = source.namespace(MM)
     own = f"namespace {inner} {{ namespace linked {{ __device__ void forward(SumC&, const TileB&, const TileA&); }} }}"
-    with pytest.raises(ValueError, match="kernel k calls .*linked7forward.* have no function with this signature; call"):
+    with pytest.raises(ValueError, match="kernel k calls .*linked7forward.* no function with this signature; call"):
         sw.tile.link(own + _KERNEL % f"{inner}::linked::forward(c, b, a);", [MM])
 
 
 def test_a_function_of_another_matmul():
     other = sw.tile.matmul(m=64, n=96, k=64, a="bf16", b="bf16", name="other")
-    text = f"{other.header}\n" + _KERNEL % "__shared__ other::TileA oa; __shared__ other::TileB ob; other::forward(*(other::SumC*)&c, oa, ob);"
+    call = "__shared__ other::TileA oa; __shared__ other::TileB ob; other::forward(*(other::SumC*)&c, oa, ob);"
+    text = f"{other.header}\n" + _KERNEL % call
     with pytest.raises(ValueError, match="the matmuls mm have no function with this signature"):
         sw.tile.link(text, [MM])
     with pytest.raises(ValueError, match="a of forward"):

@@ -7,6 +7,7 @@
     cuda_library     host code with CUDA types, as a C++ library
     cubin_library    CUDA kernels, from configs to a library with their cubins inside
     nanobind_module  a Python extension module for the host's Python and the stable ABI
+    tile_matmul      a matmul on shared memory, as LTO-IR that users' kernels are linked with
     triton_aot       a Triton kernel, compiled ahead of time for several architectures
     kernel_group     several kernel targets under one name
     kernel_manifest  what was compiled, by id and digest
@@ -28,6 +29,7 @@ load("//tools/build_rules/private:kernel_manifest.bzl", _kernel_manifest = "kern
 load("//tools/build_rules/private:kernel_set.bzl", _kernel_set = "kernel_set")
 load("//tools/build_rules/private:nanobind_module.bzl", _nanobind_module = "nanobind_module")
 load("//tools/build_rules/private:python_wheel.bzl", _python_wheel = "python_wheel")
+load("//tools/build_rules/private:tile_matmul.bzl", _tile_matmul = "tile_matmul")
 load("//tools/build_rules/private:triton_aot.bzl", _triton_aot = "triton_aot")
 load("//tools/build_rules/private:tuning_table.bzl", _tuning_table = "tuning_table")
 
@@ -42,5 +44,6 @@ kernel_manifest = _kernel_manifest
 kernel_set = _kernel_set
 nanobind_module = _nanobind_module
 python_wheel = _python_wheel
+tile_matmul = _tile_matmul
 triton_aot = _triton_aot
 tuning_table = _tuning_table

@@ -177,7 +177,7 @@ def link_with_log(libraries: Sequence[Library], *, arch: str, options: Iterable[
         nvjitlink.destroy(linker)
 
 
-def _text(log: bytes) -> str:
+def _text(log: bytes | bytearray) -> str:
     return log.decode(errors="replace").rstrip("\0\n")
 
 

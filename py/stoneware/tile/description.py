@@ -1,4 +1,4 @@
-"""What a tile matmul is: extents, dtypes, layouts, threads and GPU; `mm.header` declares it to a kernel."""
+"""What a tile matmul is: extents, dtypes, layouts, threads and GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_SHARED_BYTES = 227 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class TileMatmul:
+class Description:
     """A matmul of tiles in shared memory, with its gradients; `sw.tile.matmul` has the meaning of the fields."""
 
     m: int
@@ -78,13 +78,6 @@ class TileMatmul:
         """The directions that this matmul does not have, and why."""
         return {name: found for name, found in self._plans.items() if isinstance(found, str)}
 
-    @property
-    def header(self) -> str:
-        """What a kernel sees: the types and functions of all directions, in the namespace `name`."""
-        from stoneware.tile import source
-
-        return source.header(self, frozenset(self.plans))
-
     @functools.cached_property
     def _plans(self) -> Mapping[str, Plan | str]:
         tiles = self.tiles
@@ -102,61 +95,6 @@ class TileMatmul:
             for name, (left, right) in operands.items()
         }
         return MappingProxyType(plans)
-
-
-def matmul(
-    *,
-    m: int,
-    n: int,
-    k: int,
-    a: str,
-    b: str,
-    acc: str = "f32",
-    layouts: Iterable[str] = ("row", "row"),
-    threads: int = 128,
-    arch: str = "sm_90a",
-    name: str = "mm",
-    enable_backward: bool | Iterable[str] | None = None,
-) -> TileMatmul:
-    """Describes a matmul on shared memory that kernels call, with its gradients.
-
-        forward   c[m, n] += a[m, k] b[k, n]
-        dA        da[m, k] += dc[m, n] b^T
-        dB        db[k, n] += a^T dc[m, n]
-
-    a, b and dc are tiles in shared memory, c, da and db sums in the registers of the block's threads.
-
-    Args:
-      m, n, k: extents of the tiles, multiples of 16; k a multiple of 32 for fp8.
-      a, b: dtypes of a and b: "bf16", "fp16", "tf32" (float in memory), or each "e4m3" or "e5m2", which have the
-        forward matmul alone, with layouts=("row", "col"). dc has the dtype of a.
-      acc: dtype of the sums, "f32".
-      layouts: of a and b, "row" if rows are contiguous or "col". dc is "row".
-      threads: of the block, all of which take part; a multiple of 32, or for wgmma of 128.
-      arch: of the GPU: one of ARCHS. "sm_90a" has wgmma.
-      name: the namespace in which the header declares it, and its name in messages.
-      enable_backward: whether gradients may be linked, or which of "dA" and "dB"; None leaves it to the kernel, the
-        module and `sw.tile.enable_backward`.
-
-    Raises:
-      ValueError: a field breaks its rule, or no instruction computes the forward matmul.
-      TypeError: a field has another type.
-    """
-    if isinstance(layouts, str):
-        raise TypeError(f'layouts={quoted(layouts)} must be two layouts, not a str; pass ("row", "row") for example')
-    return TileMatmul(
-        m=m,
-        n=n,
-        k=k,
-        a=a,
-        b=b,
-        acc=acc,
-        layouts=tuple(layouts),  # type: ignore[arg-type]  # checked there
-        threads=threads,
-        arch=arch,
-        name=name,
-        enable_backward=checked_setting("enable_backward", enable_backward),
-    )
 
 
 def checked_setting(name: str, value: object) -> Setting:
@@ -196,7 +134,7 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, sorted(names)))
 
 
-def _check_names(matmul: TileMatmul) -> None:
+def _check_names(matmul: Description) -> None:
     for name, value, allowed in (
         ("a", matmul.a, tuple(ELEMENT_BYTES)),
         ("b", matmul.b, tuple(ELEMENT_BYTES)),
@@ -222,7 +160,7 @@ def _check_names(matmul: TileMatmul) -> None:
         raise ValueError(f"name={quoted(matmul.name)} must be a name of C++ that begins with a letter; change it")
 
 
-def _check_numbers(matmul: TileMatmul) -> None:
+def _check_numbers(matmul: Description) -> None:
     k_multiple = max(_MULTIPLE, STEP_BYTES // ELEMENT_BYTES[matmul.a])
     for name, value, multiple in (
         ("m", matmul.m, _MULTIPLE),

@@ -54,7 +54,7 @@ class Kernel:
         names = list(linked.kernels)
         if name is None and len(names) == 1:
             name = names[0]
-        if name not in linked.kernels:
+        if name is None or name not in linked.kernels:
             raise ValueError(f"name={quoted(name)} must be one of the linked kernels {', '.join(names)}; pass one")
         function = linked.kernels[name]
         if "?" in function.parameters:
@@ -65,7 +65,8 @@ class Kernel:
         threads = linked.threads if threads is None else threads
         if function.most_threads and threads > function.most_threads:
             raise ValueError(
-                f"threads={threads} must be at most {function.most_threads}, the __launch_bounds__ of {name}; raise these"
+                f"threads={threads} must be at most {function.most_threads}, the __launch_bounds__ of {name}; raise "
+                "these"
             )
         self.name, self.arch, self.parameters = name, linked.arch, function.parameters
         description = LaunchDescription(
@@ -140,5 +141,5 @@ class Kernel:
         if not fits:
             raise UnsupportedError(
                 f"{self.name} was linked for {self.arch}, and cuda:{ordinal} has compute capability {major}.{minor}; "
-                f"describe its matmuls with arch=\"sm_{major}{minor}{'a' if (major, minor) == (9, 0) else ''}\""
+                f'describe its matmuls with arch="sm_{major}{minor}{"a" if (major, minor) == (9, 0) else ""}"'
             )

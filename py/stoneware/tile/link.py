@@ -16,12 +16,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from stoneware.errors import LinkError, quoted
 from stoneware.linking import cubins, toolchain
+from stoneware.runtime import package_files
 from stoneware.runtime.fast_dataclass import dataclass
 from stoneware.tile import ptx, source
-from stoneware.tile.description import Setting, TileMatmul, checked_setting
+from stoneware.tile.api import TileMatmul
+from stoneware.tile.description import Setting, checked_setting
 from stoneware.tile.kernel import Kernel
 from stoneware.tile.needs import Resolution, checked_needs, resolve
-from stoneware.tile.plan import DIRECTIONS
 
 _LOG = logging.getLogger("stoneware.tile")
 
@@ -118,9 +119,7 @@ class Module:
         setting = checked_setting("enable_backward", enable_backward)
         needs_by_name = checked_needs(needs, self.matmuls)
         resolutions = {
-            matmul.name: resolve(
-                matmul, needs=needs_by_name[matmul.name], kernel=setting, module=self.enable_backward
-            )
+            matmul.name: resolve(matmul, needs=needs_by_name[matmul.name], kernel=setting, module=self.enable_backward)
             for matmul in self.matmuls
         }
         headers = self._headers(resolutions)
@@ -155,8 +154,11 @@ class Module:
         except LinkError as error:
             raise ValueError(f"the source must compile; correct it: {error}") from error
         by_name = {matmul.name: matmul for matmul in self.matmuls}
-        texts = dict.fromkeys(source.linked_function(by_name[name], direction) for name, direction in calls)
-        modules = [toolchain.Library("source", own), *[_library(text, self.arch) for text in texts]]
+        # Matmuls that differ in name alone share functions.
+        functions_by_symbol = {
+            source.symbol(by_name[name], direction): (by_name[name], direction) for name, direction in calls
+        }
+        modules = [toolchain.Library("source", own), *[_library(*found) for found in functions_by_symbol.values()]]
         compiled = time.perf_counter()
         used = () if names is None else [f"-kernels-used={name}" for name in kernels]
         cubin, log = toolchain.link_with_log(
@@ -233,10 +235,14 @@ def link(
 
 
 @functools.lru_cache(maxsize=256)
-def _library(text: str, arch: str) -> toolchain.Library:
-    """A linked function, compiled once a process."""
-    name = text.partition("\n")[0].removeprefix("// ")
-    lto_ir = toolchain.compile_lto_ir(text, arch=arch, name="linked.cu", headers=source.device_headers())
+def _library(matmul: TileMatmul, direction: str) -> toolchain.Library:
+    """A linked function: of the wheel, or compiled, once a process."""
+    name = source.file_name(matmul, direction)
+    built = package_files.path("tile", "matmuls", name)
+    if built.exists():
+        return toolchain.Library(name, built.read_bytes(), is_fatbin=True)
+    text = source.linked_function(matmul, direction)
+    lto_ir = toolchain.compile_lto_ir(text, arch=matmul.arch, name=name, headers=source.device_headers())
     return toolchain.Library(name, lto_ir)
 
 
@@ -287,8 +293,10 @@ def _checked(matmuls: Iterable[TileMatmul]) -> tuple[TileMatmul, ...]:
     names = [matmul.name for matmul in found]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"name={name!r} must be the name of one matmul of the module, and is that of "
-                             f"{names.count(name)}; pass each its own name")
+            raise ValueError(
+                f"name={name!r} must be the name of one matmul of the module, and is that of "
+                f"{names.count(name)}; pass each its own name"
+            )
     return found
 
 
@@ -307,14 +315,13 @@ def _kernel_names(functions: Mapping[str, ptx.Function], names: Sequence[str] | 
     return list(dict.fromkeys(names))
 
 
-def _allowed(
-    kernel: str, owners: Sequence[tuple[str, str]], resolutions: Mapping[str, Resolution]
-) -> tuple[str, str]:
+def _allowed(kernel: str, owners: Sequence[tuple[str, str]], resolutions: Mapping[str, Resolution]) -> tuple[str, str]:
     """The matmul whose function is called. Matmuls that differ in name alone share functions, and one that may
     be linked is enough."""
     for name, direction in owners:
         if direction in resolutions[name].directions:
             return name, direction
     name, direction = owners[0]
-    assert direction in DIRECTIONS
-    raise ValueError(f"kernel {kernel} calls {name}::{direction}, which is not linked: {resolutions[name].absent[direction]}")
+    raise ValueError(
+        f"kernel {kernel} calls {name}::{direction}, which is not linked: {resolutions[name].absent[direction]}"
+    )

@@ -21,7 +21,7 @@ from stoneware.kernels import manifest
 from stoneware.kernels import needs as kernel_needs
 from stoneware.runtime import environment
 from stoneware.runtime.fast_dataclass import dataclass
-from stoneware.tile.description import GRADIENTS, Setting, TileMatmul, checked_directions, checked_setting
+from stoneware.tile.description import GRADIENTS, Description, Setting, checked_directions, checked_setting
 from stoneware.tile.plan import D_A, D_B, FORWARD
 
 _GLOBAL: ContextVar[Setting] = ContextVar("stoneware_tile_enable_backward", default=None)
@@ -63,7 +63,7 @@ def global_setting() -> tuple[str, Setting]:
     return "the default", True
 
 
-def needs_of(matmul: TileMatmul, needs_input_grad: Iterable[str]) -> frozenset[str]:
+def needs_of(matmul: Description, needs_input_grad: Iterable[str]) -> frozenset[str]:
     """What a call needs whose inputs need these gradients, like autograd's: the rule of every op of Stoneware.
 
     Args:
@@ -96,7 +96,7 @@ class Resolution:
 
 
 def resolve(
-    matmul: TileMatmul, *, needs: frozenset[str] | None = None, kernel: Setting = None, module: Setting = None
+    matmul: Description, *, needs: frozenset[str] | None = None, kernel: Setting = None, module: Setting = None
 ) -> Resolution:
     """Which directions of a matmul a kernel may call.
 
@@ -126,7 +126,7 @@ def resolve(
     return Resolution(directions=frozenset((FORWARD, D_A, D_B)) - absent.keys(), absent=absent)
 
 
-def checked_needs(value: object, matmuls: Iterable[TileMatmul]) -> dict[str, frozenset[str] | None]:
+def checked_needs(value: object, matmuls: Iterable[Description]) -> dict[str, frozenset[str] | None]:
     """The needs of each matmul by its name.
 
     Args:
@@ -147,7 +147,7 @@ def checked_needs(value: object, matmuls: Iterable[TileMatmul]) -> dict[str, fro
     return {name: checked_directions(f"needs[{name!r}]", value[name]) if name in value else None for name in names}
 
 
-def _narrowest(matmul: TileMatmul, kernel: Setting, module: Setting) -> tuple[str, bool | frozenset[str]]:
+def _narrowest(matmul: Description, kernel: Setting, module: Setting) -> tuple[str, bool | frozenset[str]]:
     for level, setting in (
         (f"enable_backward={_shown(matmul.enable_backward)} of the matmul {matmul.name}", matmul.enable_backward),
         (f"enable_backward={_shown(kernel)} of the kernel", kernel),
@@ -160,7 +160,7 @@ def _narrowest(matmul: TileMatmul, kernel: Setting, module: Setting) -> tuple[st
     return level, setting
 
 
-def _why(matmul: TileMatmul, direction: str) -> str:
+def _why(matmul: Description, direction: str) -> str:
     return matmul.unsupported[direction]
 
 

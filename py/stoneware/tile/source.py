@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 
 from stoneware.runtime import package_files
-from stoneware.tile.description import TileMatmul
+from stoneware.tile.description import Description
 from stoneware.tile.plan import D_A, D_B, DIRECTIONS, FORWARD, Plan
 
 NAMESPACE = "stoneware_tile_"
@@ -28,23 +28,31 @@ _PTX_TYPES = {"bf16": "bf16", "fp16": "f16", "e4m3": "e4m3", "e5m2": "e5m2", "tf
 @functools.cache
 def device_headers() -> Mapping[str, str]:
     """The headers of cc/tile by the path under which sources include them."""
-    return {
-        f"cc/tile/{name}": package_files.path("tile", "device", name).read_text(encoding="utf-8") for name in _HEADERS
-    }
+    folder = package_files.path("tile", "device")
+    if not folder.is_dir():  # a checkout, where they are not in the package
+        folder = package_files.ROOT.parent.parent / "cc" / "tile"
+    return {f"cc/tile/{name}": (folder / name).read_text(encoding="utf-8") for name in _HEADERS}
 
 
-def digest(matmul: TileMatmul) -> str:
+def file_name(matmul: Description, direction: str) -> str:
+    """The name of a linked function's LTO-IR in the wheel; tile_matmul.bzl writes the same."""
+    shape = f"{matmul.m}x{matmul.n}x{matmul.k}"
+    words = [matmul.a, matmul.b, *matmul.layouts, shape, str(matmul.threads), matmul.arch, direction]
+    return "_".join(words) + ".fatbin"
+
+
+def digest(matmul: Description) -> str:
     """16 hexadecimal digits: of everything that the linked functions depend on, without name and enable_backward."""
     fields = [matmul.m, matmul.n, matmul.k, matmul.a, matmul.b, list(matmul.layouts), matmul.threads, matmul.arch]
     text = json.dumps([fields, _declarations(matmul), sorted(device_headers().items())])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def namespace(matmul: TileMatmul) -> str:
+def namespace(matmul: Description) -> str:
     return NAMESPACE + digest(matmul)
 
 
-def symbol(matmul: TileMatmul, direction: str) -> str:
+def symbol(matmul: Description, direction: str) -> str:
     """The mangled name of a linked function (Itanium C++ ABI)."""
     found = matmul.plans[direction]
     outer = namespace(matmul)
@@ -53,7 +61,7 @@ def symbol(matmul: TileMatmul, direction: str) -> str:
     return f"_ZN{len(outer)}{outer}6linked{len(direction)}{direction}E{parameters}"
 
 
-def header(matmul: TileMatmul, directions: frozenset[str]) -> str:
+def header(matmul: Description, directions: frozenset[str]) -> str:
     """Declares a matmul to a kernel.
 
     Args:
@@ -91,7 +99,7 @@ using namespace {inner};
 """
 
 
-def linked_function(matmul: TileMatmul, direction: str) -> str:
+def linked_function(matmul: Description, direction: str) -> str:
     """The source of one linked function, a module of its own."""
     found = matmul.plans[direction]
     outer = namespace(matmul)
@@ -122,7 +130,7 @@ namespace linked {{
 """
 
 
-def _declarations(matmul: TileMatmul) -> str:
+def _declarations(matmul: Description) -> str:
     """Types and linked functions; the same text in the header and in the modules."""
     lines = ["using namespace stoneware::tile;", ""]
     dtypes = {"A": matmul.a, "B": matmul.b, "dC": matmul.a}
@@ -144,7 +152,7 @@ def _signature(found: Plan, direction: str) -> str:
     return f"__device__ void {direction}({types});"
 
 
-def _checked_call(matmul: TileMatmul, direction: str) -> str:
+def _checked_call(matmul: Description, direction: str) -> str:
     """The functions that kernels call; they check the types of their arguments, and say which are right."""
     names = _ARGUMENTS[direction]
     types = ("SumType", "Left", "Right")
@@ -175,7 +183,7 @@ def _checked_call(matmul: TileMatmul, direction: str) -> str:
 """
 
 
-def _described(matmul: TileMatmul, type_: str) -> str:
+def _described(matmul: Description, type_: str) -> str:
     sums = {"SumC": (matmul.m, matmul.n), "SumDA": (matmul.m, matmul.k), "SumDB": (matmul.k, matmul.n)}
     if type_ in sums:
         rows, columns = sums[type_]
@@ -186,7 +194,7 @@ def _described(matmul: TileMatmul, type_: str) -> str:
     return f"a tile [{shape.rows}, {shape.columns}] of {dtype} in shared memory"
 
 
-def _instruction(matmul: TileMatmul, found: Plan) -> str:
+def _instruction(matmul: Description, found: Plan) -> str:
     """The struct Instruction that Start of wgmma.cuh or mma.cuh needs."""
     types = {D_A: (matmul.a, matmul.b), D_B: (matmul.a, matmul.a)}.get(found.direction, (matmul.a, matmul.b))
     left, right = (_PTX_TYPES[dtype] for dtype in types)

@@ -17,6 +17,13 @@ OpenKernelsInfo = provider(
     },
 )
 
+TileMatmulInfo = provider(
+    doc = "LTO-IR of a tile matmul's directions, which are linked into users' kernels.",
+    fields = {
+        "files": "depset of struct(direction, file): direction is \"forward\", \"dA\" or \"dB\"",
+    },
+)
+
 BackwardInfo = provider(
     doc = "Whether a build has kernels for gradients.",
     fields = {"is_on": "bool"},

@@ -2,7 +2,7 @@
 
 load("@stoneware_python//:version.bzl", "PYTHON_VERSION")
 load(":nanobind_module.bzl", "extension_for_abi")
-load(":providers.bzl", "KernelInfo", "OpenKernelsInfo", "PythonExtensionInfo")
+load(":providers.bzl", "KernelInfo", "OpenKernelsInfo", "PythonExtensionInfo", "TileMatmulInfo")
 
 _HOST_TAG = "cp" + PYTHON_VERSION.replace(".", "")
 
@@ -67,6 +67,9 @@ def _python_wheel_impl(ctx):
     for target in ctx.attr.open_kernels:
         for open in target[OpenKernelsInfo].files.to_list():
             put("{}/{}".format(ctx.attr.open_kernels_folder, open.file.basename), open.file)
+    for target in ctx.attr.tile_matmuls:
+        for built in target[TileMatmulInfo].files.to_list():
+            put("{}/{}".format(ctx.attr.tile_matmuls_folder, built.file.basename), built.file)
     for target, path in ctx.attr.data.items():
         put(path, target.files.to_list()[0])
     licenses = {"LICENSE": ctx.file.license}
@@ -153,6 +156,11 @@ _python_wheel = rule(
         "srcs": attr.label_list(allow_files = True),
         "strip_prefix": attr.string(doc = "the folder of this repository above the packages"),
         "summary": attr.string(mandatory = True),
+        "tile_matmuls": attr.label_list(
+            providers = [TileMatmulInfo],
+            doc = "tile_matmul: the LTO-IR becomes files",
+        ),
+        "tile_matmuls_folder": attr.string(default = "tile_matmuls"),
         "version": attr.string(mandatory = True),
         "_write_wheel": attr.label(
             default = Label("//tools/build_rules/private:write_wheel"),
