@@ -153,3 +153,19 @@ def test_a_wrong_variable_is_refused(monkeypatch):
     monkeypatch.setenv("STONEWARE_TILE_BACKWARD", "yes")
     with pytest.raises(ValueError, match="STONEWARE_TILE_BACKWARD='yes' must be 0 or 1"):
         needs.resolve(described())
+
+
+def test_a_module_keeps_its_kernels_for_each_setting(monkeypatch):
+    module = sw.tile.Module(layer_source(), [described()])
+    shared = tile_layer.shared_bytes(described())
+
+    def kernel(**arguments):
+        return module.kernel("layer", shared_bytes=shared, **arguments)
+
+    first = kernel(needs={"forward"})
+    assert kernel(needs=["forward"]) is first
+    assert kernel(needs={"mm": {"forward"}}) is first
+    assert kernel() is not first
+    with sw.tile.enable_backward(False):
+        assert kernel() is not kernel(enable_backward=True)
+    assert kernel() is kernel()

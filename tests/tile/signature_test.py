@@ -95,6 +95,12 @@ def test_a_kernel_that_is_not_in_the_source():
         sw.tile.link(_KERNEL % "", [MM], kernels="other")
 
 
+def test_a_kernel_whose_name_is_part_of_another():
+    text = 'extern "C" __global__ void layer() {} extern "C" __global__ void layer_2() {}'
+    with pytest.raises(ValueError, match="kernel 'layer' must not be part of the name of 'layer_2', since nvJitLink"):
+        sw.tile.link(text, [MM], kernels="layer")
+
+
 @pytest.mark.parametrize(
     ("matmuls", "error", "message"),
     [

@@ -10,7 +10,7 @@ docs/tiles.md explains the tiles, the sums and the options.
 
 from stoneware.tile.api import TileMatmul, matmul
 from stoneware.tile.kernel import Kernel
-from stoneware.tile.link import Linked, Module, link
+from stoneware.tile.module import Linked, Module, link
 from stoneware.tile.needs import enable_backward, needs_of
 
 __all__ = ["Kernel", "Linked", "Module", "TileMatmul", "enable_backward", "link", "matmul", "needs_of"]

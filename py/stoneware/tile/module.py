@@ -12,7 +12,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from stoneware.errors import LinkError, quoted
 from stoneware.linking import cubins, toolchain
@@ -22,7 +22,7 @@ from stoneware.tile import ptx, source
 from stoneware.tile.api import TileMatmul
 from stoneware.tile.description import Setting, checked_setting
 from stoneware.tile.kernel import Kernel
-from stoneware.tile.needs import Resolution, checked_needs, resolve
+from stoneware.tile.needs import Resolution, checked_needs, global_setting, resolve
 
 _LOG = logging.getLogger("stoneware.tile")
 
@@ -87,6 +87,7 @@ class Module:
             raise TypeError(f"source={quoted(source)} must be a str of CUDA C++, not {type(source).__name__}")
         self.source, self.matmuls, self.options = source, _checked(matmuls), tuple(options)
         self.enable_backward: Setting = checked_setting("enable_backward", enable_backward)
+        self._kernels: dict[Hashable, Kernel] = {}
 
     @property
     def arch(self) -> str:
@@ -183,9 +184,18 @@ class Module:
         needs: Iterable[str] | Mapping[str, Iterable[str]] | None = None,
         enable_backward: bool | Iterable[str] | None = None,
     ) -> Kernel:
-        """Links one kernel, ready to be launched; the arguments are those of `link` and `Kernel`."""
-        linked = self.link(name, needs=needs, enable_backward=enable_backward)
-        return Kernel(linked, name, shared_bytes=shared_bytes)
+        """Links one kernel, ready to be launched; the arguments and errors are those of `link` and `Kernel`.
+
+        The same arguments return the same kernel, so a caller need not keep it.
+        """
+        setting = checked_setting("enable_backward", enable_backward)
+        by_name = checked_needs(needs, self.matmuls)
+        key = name, shared_bytes, tuple(by_name.values()), setting, global_setting()
+        kernel = self._kernels.get(key)
+        if kernel is None:
+            linked = self.link(name, needs=needs, enable_backward=enable_backward)
+            kernel = self._kernels.setdefault(key, Kernel(linked, name, shared_bytes=shared_bytes))
+        return kernel
 
     def _headers(self, resolutions: Mapping[str, Resolution]) -> Mapping[str, str]:
         own = {
@@ -311,6 +321,12 @@ def _kernel_names(functions: Mapping[str, ptx.Function], names: Sequence[str] | 
             raise ValueError(
                 f"kernel {quoted(name)} must be in the source, whose kernels are {', '.join(defined)}; "
                 'correct the name, or declare it extern "C"'
+            )
+        longer = [other for other in defined if name in other and other not in names]
+        if longer:
+            raise ValueError(
+                f"kernel {quoted(name)} must not be part of the name of {longer[0]!r}, since nvJitLink would keep both; "
+                "rename one, or link both"
             )
     return list(dict.fromkeys(names))
 
