@@ -83,7 +83,7 @@ mlp_backward(const Bf16* x, const Bf16* w1, const Bf16* w2, const Bf16* dy, Bf16
       first::SumDB sum;
       sum.Clear();
       first::dB(sum, tiles.x, tiles.dh);
-      sum.ForEach([&](int r, int c, float& value) { atomicAdd(dw1 + r * static_cast<long long>(hidden) + i + c, value); });
+      sum.ForEach([&](int r, int c, float& value) { atomicAdd(dw1 + r * 1ll * hidden + i + c, value); });
     }
     if constexpr (second::has_dB) {
       second::SumDB sum;

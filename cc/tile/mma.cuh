@@ -2,8 +2,8 @@
 //
 //   sum[rows, columns] += left[rows, k] * right[k, columns]
 //
-// Instruction is a struct with Multiply(float (&sums)[4], words of left, words of right), which is one mma.sync of 32
-// bytes of k.
+// Instruction is a struct with Multiply(float (&sums)[4], words of left, words of right), which is
+// one mma.sync of 32 bytes of k.
 
 #pragma once
 
@@ -11,10 +11,11 @@
 
 namespace stoneware::tile {
 
-// Reads kMatrices blocks of 8 outer elements and 16 bytes of k; word i of a thread is of block i. Blocks follow each
-// other first along the outer axis, kOuterBlocks of them, then along k.
+// Reads kMatrices blocks of 8 outer elements and 16 bytes of k; word i of a thread is of block i.
+// Blocks follow each other first along the outer axis, kOuterBlocks of them, then along k.
 template <class OperandType, int kMatrices, int kOuterBlocks>
-__device__ __forceinline__ void LoadBlocks(unsigned (&words)[kMatrices], unsigned address, int outer, int k_byte) {
+__device__ __forceinline__ void LoadBlocks(unsigned (&words)[kMatrices], unsigned address,
+                                           int outer, int k_byte) {
   using Tile = typename OperandType::Tile;
   using Element = typename Tile::Element;
   constexpr int kElementBytes = static_cast<int>(sizeof(Element));
@@ -27,14 +28,18 @@ __device__ __forceinline__ void LoadBlocks(unsigned (&words)[kMatrices], unsigne
     for (int i = 0; i < kMatrices; ++i) {
       const int line = k + i / kOuterBlocks * kElements;
       const int byte = (outer + i % kOuterBlocks * 8 + lane / 4) * kElementBytes;
-      asm volatile("ld.shared.u32 %0, [%1];" : "=r"(words[i]) : "r"(address + Tile::OffsetInLine(line, byte)) : "memory");
+      asm volatile("ld.shared.u32 %0, [%1];"
+                   : "=r"(words[i])
+                   : "r"(address + Tile::OffsetInLine(line, byte))
+                   : "memory");
     }
   } else {
     static_assert(OperandType::kIsKMajor || kElementBytes == 2);
     const int block = lane / 8 % kMatrices;
     const int block_outer = outer + block % kOuterBlocks * 8;
     const int block_k = k_byte + block / kOuterBlocks * 16;
-    const int line = OperandType::kIsKMajor ? block_outer + lane % 8 : block_k / kElementBytes + lane % 8;
+    const int line =
+        OperandType::kIsKMajor ? block_outer + lane % 8 : block_k / kElementBytes + lane % 8;
     const int byte = OperandType::kIsKMajor ? block_k : block_outer * kElementBytes;
     const unsigned from = address + Tile::OffsetInLine(line, byte);
     if constexpr (kMatrices == 4 && OperandType::kIsKMajor) {
@@ -63,7 +68,8 @@ __device__ __forceinline__ void LoadBlocks(unsigned (&words)[kMatrices], unsigne
 
 // Multiplies the part of this thread's warp, at once.
 template <class Instruction, class Left, class Right, class SumType>
-__device__ __forceinline__ void Start(SumType& sum, const typename Left::Tile& left, const typename Right::Tile& right) {
+__device__ __forceinline__ void Start(SumType& sum, const typename Left::Tile& left,
+                                      const typename Right::Tile& right) {
   constexpr int kElementBytes = static_cast<int>(sizeof(typename Left::Tile::Element));
   constexpr int kStepBytes = 32;
   constexpr int kColumnBlocks = SumType::kPartColumns / 8;
@@ -91,15 +97,15 @@ __device__ __forceinline__ void Start(SumType& sum, const typename Left::Tile& l
       right_words[column + 1][1] = words[3];
     }
     if constexpr (kColumnBlocks % 2 == 1) {
-      LoadBlocks<Right, 2, 1>(right_words[kColumnBlocks - 1], right_address, first_column + 8 * (kColumnBlocks - 1),
-                              k_byte);
+      LoadBlocks<Right, 2, 1>(right_words[kColumnBlocks - 1], right_address,
+                              first_column + 8 * (kColumnBlocks - 1), k_byte);
     }
 #pragma unroll
     for (int row = 0; row < SumType::kRowBlocks; ++row) {
 #pragma unroll
       for (int column = 0; column < kColumnBlocks; ++column) {
-        Instruction::Multiply(*reinterpret_cast<float(*)[4]>(&sum.values[row][4 * column]), left_words[row],
-                              right_words[column]);
+        Instruction::Multiply(*reinterpret_cast<float (*)[4]>(&sum.values[row][4 * column]),
+                              left_words[row], right_words[column]);
       }
     }
   }

@@ -1,4 +1,5 @@
-// Tiles in shared memory and sums in registers: what a user's kernel and the matmuls that are linked into it share.
+// Tiles in shared memory and sums in registers: what a user's kernel and the matmuls that are
+// linked into it share.
 //
 //   forward   c[m, n] += a[m, k] * b[k, n]
 //   dA        da[m, k] += dc[m, n] * b^T
@@ -7,13 +8,15 @@
 //   a, b, dc    Tile: in shared memory, in the dtype of the operands
 //   c, da, db   Sum: fp32, in the registers of all threads of the block
 //
-// The file includes nothing, so that NVRTC compiles it without CUDA's headers. docs/tiles.md explains its use.
+// The file includes nothing, so that NVRTC compiles it without CUDA's headers. docs/tiles.md
+// explains its use.
 
 #pragma once
 
 namespace stoneware::tile {
 
-// Elements. Each is the bits of a number; tf32 is a float whose last 13 bits the tensor cores ignore.
+// Elements. Each is the bits of a number; tf32 is a float whose last 13 bits the tensor cores
+// ignore.
 
 struct Bf16 {
   unsigned short bits;
@@ -42,19 +45,21 @@ struct Fp16 {
 };
 
 // Values beyond the largest number become the largest (PTX ISA, "cvt", .satfinite).
-#define STONEWARE_TILE_FP8(Name, kind)                                                        \
-  struct Name {                                                                               \
-    unsigned char bits;                                                                       \
-    static __device__ __forceinline__ Name From(float value) {                                \
-      unsigned short pair;                                                                    \
+#define STONEWARE_TILE_FP8(Name, kind)                                                         \
+  struct Name {                                                                                \
+    unsigned char bits;                                                                        \
+    static __device__ __forceinline__ Name From(float value) {                                 \
+      unsigned short pair;                                                                     \
       asm("cvt.rn.satfinite." kind "x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value)); \
-      return {static_cast<unsigned char>(pair)};                                              \
-    }                                                                                         \
-    __device__ __forceinline__ operator float() const {                                       \
-      unsigned pair;                                                                          \
-      asm("cvt.rn.f16x2." kind "x2 %0, %1;" : "=r"(pair) : "h"(static_cast<unsigned short>(bits))); \
-      return Fp16{static_cast<unsigned short>(pair)};                                         \
-    }                                                                                         \
+      return {static_cast<unsigned char>(pair)};                                               \
+    }                                                                                          \
+    __device__ __forceinline__ operator float() const {                                        \
+      unsigned pair;                                                                           \
+      asm("cvt.rn.f16x2." kind "x2 %0, %1;"                                                    \
+          : "=r"(pair)                                                                         \
+          : "h"(static_cast<unsigned short>(bits)));                                           \
+      return Fp16{static_cast<unsigned short>(pair)};                                          \
+    }                                                                                          \
   }
 
 STONEWARE_TILE_FP8(E4m3, "e4m3");
@@ -98,32 +103,40 @@ __device__ __forceinline__ unsigned SharedAddress(const void* shared) {
 
 // Copies 16 bytes to shared memory: `num_bytes` of them, and zeros for the rest.
 __device__ __forceinline__ void CopyAsync(unsigned shared, const void* global, int num_bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(num_bytes) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+               "r"(num_bytes)
+               : "memory");
 }
 
 // Makes one group of all copies of this thread since the last group.
-__device__ __forceinline__ void CommitLoads() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void CommitLoads() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
 
-// Waits for this thread's groups of copies, except the last kNumLeft; `Sync` follows, for the other threads.
+// Waits for this thread's groups of copies, except the last kNumLeft; `Sync` follows, for the other
+// threads.
 template <int kNumLeft = 0>
 __device__ __forceinline__ void WaitForLoads() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kNumLeft) : "memory");
 }
 
-// All threads of the block wait for each other. Afterwards the matmuls see what was written to tiles.
+// All threads of the block wait for each other. Afterwards the matmuls see what was written to
+// tiles.
 __device__ __forceinline__ void Sync() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // wgmma does not read through the generic proxy
+  asm volatile("fence.proxy.async.shared::cta;" ::
+                   : "memory");  // wgmma does not read through the generic proxy
 #endif
   __syncthreads();
 }
 
 // A matrix in shared memory.
 //
-// Lines are what lies contiguous: rows if kIsRowMajor, otherwise columns. A line is cut into pieces of kPieceBytes: 128
-// if that divides its bytes, else 64, else 32. Piece 0 of all lines comes first, then piece 1 of all lines. Within one
-// such slab, of kPieceBytes a line, the 16 bytes at offset x are swapped: bits 4 to 6 of x are xor-ed with bits 7 to 9,
-// as far as they address 16 bytes of a piece. So a slab is the box of a tensor map with the swizzle of kPieceBytes.
+// Lines are what lies contiguous: rows if kIsRowMajor, otherwise columns. A line is cut into pieces
+// of kPieceBytes: 128 if that divides its bytes, else 64, else 32. Piece 0 of all lines comes
+// first, then piece 1 of all lines. Within one such slab, of kPieceBytes a line, the 16 bytes at
+// offset x are swapped: bits 4 to 6 of x are xor-ed with bits 7 to 9, as far as they address 16
+// bytes of a piece. So a slab is the box of a tensor map with the swizzle of kPieceBytes.
 //
 // kThreads threads of a block copy a tile together; their threadIdx.x is below kThreads.
 template <class ElementType, int kRowsOf, int kColumnsOf, bool kIsRowMajorOf, int kThreads>
@@ -134,7 +147,8 @@ struct alignas(1024) Tile {
   static constexpr bool kIsRowMajor = kIsRowMajorOf;
 
   static constexpr int kLines = kIsRowMajor ? kRows : kColumns;
-  static constexpr int kLineBytes = (kIsRowMajor ? kColumns : kRows) * static_cast<int>(sizeof(Element));
+  static constexpr int kLineBytes =
+      (kIsRowMajor ? kColumns : kRows) * static_cast<int>(sizeof(Element));
   static constexpr int kPieceBytes = kLineBytes % 128 == 0 ? 128 : kLineBytes % 64 == 0 ? 64 : 32;
   static constexpr int kSlabBytes = kLines * kPieceBytes;
   static_assert(kLineBytes % 32 == 0 && kLines % 8 == 0);
@@ -159,16 +173,18 @@ struct alignas(1024) Tile {
 
   // Begins to copy a matrix from global memory; CommitLoads, WaitForLoads and Sync follow.
   //
-  // `stride` counts elements from one line to the next. `global` and the lines begin at multiples of 16 bytes.
+  // `stride` counts elements from one line to the next. `global` and the lines begin at multiples
+  // of 16 bytes.
   template <class Value>
   __device__ __forceinline__ void Load(const Value* global, long long stride) {
     LoadLines<false>(global, stride, kRows, kColumns);
   }
 
-  // The same for a matrix of fewer rows or columns: the rest of the tile becomes zeros. A count may be
-  // zero or negative.
+  // The same for a matrix of fewer rows or columns: the rest of the tile becomes zeros. A count may
+  // be zero or negative.
   template <class Value>
-  __device__ __forceinline__ void Load(const Value* global, long long stride, int rows, int columns) {
+  __device__ __forceinline__ void Load(const Value* global, long long stride, int rows,
+                                       int columns) {
     LoadLines<true>(global, stride, rows, columns);
   }
 
@@ -180,7 +196,8 @@ struct alignas(1024) Tile {
 
   // The same for the first rows and columns alone.
   template <class Value>
-  __device__ __forceinline__ void Store(Value* global, long long stride, int rows, int columns) const {
+  __device__ __forceinline__ void Store(Value* global, long long stride, int rows,
+                                        int columns) const {
     StoreLines<true>(global, stride, rows, columns);
   }
 
@@ -192,9 +209,11 @@ struct alignas(1024) Tile {
   static constexpr int kChunks = kLines * kLineChunks;
   static constexpr int kThreadChunks = (kChunks + kThreads - 1) / kThreads;
   static constexpr int kChunkElements = 16 / static_cast<int>(sizeof(Element));
-  // Whether a thread's chunks are at the same place of lines that are kStepLines apart, so that they need one address.
+  // Whether a thread's chunks are at the same place of lines that are kStepLines apart, so that
+  // they need one address.
   static constexpr int kStepLines = kThreads / kLineChunks;
-  static constexpr bool kIsRegular = kThreads % kLineChunks == 0 && kStepLines % 8 == 0 && kChunks % kThreads == 0;
+  static constexpr bool kIsRegular =
+      kThreads % kLineChunks == 0 && kStepLines % 8 == 0 && kChunks % kThreads == 0;
 
   // Calls function(offset in the tile, line, chunk of the line) for the chunks of this thread.
   template <class Function>
@@ -213,15 +232,18 @@ struct alignas(1024) Tile {
       for (int i = 0; i < kThreadChunks; ++i) {
         const int at = thread + i * kThreads;
         if ((i + 1) * kThreads > kChunks && at >= kChunks) break;
-        function(OffsetInLine(at / kLineChunks, at % kLineChunks * 16), at / kLineChunks, at % kLineChunks);
+        function(OffsetInLine(at / kLineChunks, at % kLineChunks * 16), at / kLineChunks,
+                 at % kLineChunks);
       }
     }
   }
 
   template <bool kIsPart, class Value>
-  __device__ __forceinline__ void LoadLines(const Value* global, long long stride, int rows, int columns) {
+  __device__ __forceinline__ void LoadLines(const Value* global, long long stride, int rows,
+                                            int columns) {
     static_assert(sizeof(Value) == sizeof(Element),
-                  "Load must read elements of the tile's dtype; convert them, or describe the matmul with their dtype");
+                  "Load must read elements of the tile's dtype; convert them, or describe the "
+                  "matmul with their dtype");
     const int num_lines = kIsRowMajor ? rows : columns;
     const int length = kIsRowMajor ? columns : rows;
     const unsigned address = SharedAddress(bytes);
@@ -239,9 +261,11 @@ struct alignas(1024) Tile {
   }
 
   template <bool kIsPart, class Value>
-  __device__ __forceinline__ void StoreLines(Value* global, long long stride, int rows, int columns) const {
+  __device__ __forceinline__ void StoreLines(Value* global, long long stride, int rows,
+                                             int columns) const {
     static_assert(sizeof(Value) == sizeof(Element),
-                  "Store must write elements of the tile's dtype; convert them, or describe the matmul with their dtype");
+                  "Store must write elements of the tile's dtype; convert them, or describe the "
+                  "matmul with their dtype");
     const int num_lines = kIsRowMajor ? rows : columns;
     const int length = kIsRowMajor ? columns : rows;
     ForEachChunk([&](int offset, int line, int chunk) {
@@ -250,7 +274,8 @@ struct alignas(1024) Tile {
       if constexpr (kIsPart) {
         if (line >= num_lines || first >= length) return;
         if (first + kChunkElements > length) {
-          for (int i = 0; first + i < length; ++i) target[i] = reinterpret_cast<const Value*>(bytes + offset)[i];
+          for (int i = 0; first + i < length; ++i)
+            target[i] = reinterpret_cast<const Value*>(bytes + offset)[i];
           return;
         }
       }
@@ -261,11 +286,12 @@ struct alignas(1024) Tile {
 
 // Sums of fp32 in registers, of a matrix [rows, columns].
 //
-// The warps of the block form groups: of four warps if wgmma computes the sums, otherwise of one. Groups divide the
-// matrix into kGroupRows x kGroupColumns equal parts; group g has part (g % kGroupRows, g / kGroupRows). A part is
-// divided into blocks of 16 rows a warp and 8 columns: of each a thread has columns 2 * (lane % 4) and the next of row
-// lane / 4, then of the row 8 later (PTX ISA, the accumulators of "mma" and "wgmma"). `Row` and `Column` say which
-// element each value is.
+// The warps of the block form groups: of four warps if wgmma computes the sums, otherwise of one.
+// Groups divide the matrix into kGroupRows x kGroupColumns equal parts; group g has part (g %
+// kGroupRows, g / kGroupRows). A part is divided into blocks of 16 rows a warp and 8 columns: of
+// each a thread has columns 2 * (lane % 4) and the next of row lane / 4, then of the row 8 later
+// (PTX ISA, the accumulators of "mma" and "wgmma"). `Row` and `Column` say which element each value
+// is.
 template <int kRowsOf, int kColumnsOf, int kGroupWarps, int kGroupRows, int kGroupColumns>
 struct Sum {
   static constexpr int kRows = kRowsOf;
@@ -277,7 +303,9 @@ struct Sum {
   static constexpr int kSize = kRowBlocks * kBlockValues;
   static_assert(kRowBlocks * kBlockRows * kGroupRows == kRows && kPartColumns % 8 == 0);
 
-  static __device__ __forceinline__ int Group() { return static_cast<int>(threadIdx.x) / (32 * kGroupWarps); }
+  static __device__ __forceinline__ int Group() {
+    return static_cast<int>(threadIdx.x) / (32 * kGroupWarps);
+  }
 
   // The first row and column of this group's part.
   static __device__ __forceinline__ int FirstRow() {
@@ -298,8 +326,12 @@ struct Sum {
     return FirstColumn() + 2 * (lane % 4) + ColumnStep(i);
   }
 
-  __device__ __forceinline__ float& operator[](int i) { return values[i / kBlockValues][i % kBlockValues]; }
-  __device__ __forceinline__ float operator[](int i) const { return values[i / kBlockValues][i % kBlockValues]; }
+  __device__ __forceinline__ float& operator[](int i) {
+    return values[i / kBlockValues][i % kBlockValues];
+  }
+  __device__ __forceinline__ float operator[](int i) const {
+    return values[i / kBlockValues][i % kBlockValues];
+  }
 
   __device__ __forceinline__ void Clear() {
 #pragma unroll
@@ -313,18 +345,20 @@ struct Sum {
     for (int i = 0; i < kSize; ++i) function(Row(i), Column(i), (*this)[i]);
   }
 
-  // Rounds the sums to a matrix in global memory, row-major with `stride` elements from one row to the next. Value is
-  // float or one of the elements; rows begin at a multiple of two elements.
+  // Rounds the sums to a matrix in global memory, row-major with `stride` elements from one row to
+  // the next. Value is float or one of the elements; rows begin at a multiple of two elements.
   template <class Value>
   __device__ __forceinline__ void Store(Value* global, long long stride) const {
     Value* first = global + Row(0) * stride + Column(0);
 #pragma unroll
-    for (int i = 0; i < kSize; i += 2) StorePair(first + RowStep(i) * stride + ColumnStep(i), (*this)[i], (*this)[i + 1]);
+    for (int i = 0; i < kSize; i += 2)
+      StorePair(first + RowStep(i) * stride + ColumnStep(i), (*this)[i], (*this)[i + 1]);
   }
 
   // The same for the first rows and columns alone.
   template <class Value>
-  __device__ __forceinline__ void Store(Value* global, long long stride, int rows, int columns) const {
+  __device__ __forceinline__ void Store(Value* global, long long stride, int rows,
+                                        int columns) const {
     const int row = Row(0);
     const int column = Column(0);
     Value* first = global + row * stride + column;
@@ -340,11 +374,13 @@ struct Sum {
     }
   }
 
-  // Rounds the sums to a tile of the same size, for example as an operand of the next matmul; `Sync` follows.
+  // Rounds the sums to a tile of the same size, for example as an operand of the next matmul;
+  // `Sync` follows.
   template <class Target>
   __device__ __forceinline__ void Store(Target& tile) const {
-    static_assert(Target::kRows == kRows && Target::kColumns == kColumns,
-                  "Store must have a tile with the rows and columns of the sums; pass a tile of that size");
+    static_assert(
+        Target::kRows == kRows && Target::kColumns == kColumns,
+        "Store must have a tile with the rows and columns of the sums; pass a tile of that size");
     using Element = typename Target::Element;
 #pragma unroll
     for (int i = 0; i < kSize; i += 2) {
@@ -362,7 +398,8 @@ struct Sum {
   __device__ __forceinline__ void Load(const Value* global, long long stride) {
     const Value* first = global + Row(0) * stride + Column(0);
 #pragma unroll
-    for (int i = 0; i < kSize; ++i) (*this)[i] = static_cast<float>(first[RowStep(i) * stride + ColumnStep(i)]);
+    for (int i = 0; i < kSize; ++i)
+      (*this)[i] = static_cast<float>(first[RowStep(i) * stride + ColumnStep(i)]);
   }
 
   float values[kRowBlocks][kBlockValues];
@@ -372,7 +409,9 @@ struct Sum {
   static __device__ __forceinline__ constexpr int RowStep(int i) {
     return i / kBlockValues * kBlockRows + i % 4 / 2 * 8;
   }
-  static __device__ __forceinline__ constexpr int ColumnStep(int i) { return i % kBlockValues / 4 * 8 + i % 2; }
+  static __device__ __forceinline__ constexpr int ColumnStep(int i) {
+    return i % kBlockValues / 4 * 8 + i % 2;
+  }
 
   template <class Value>
   static __device__ __forceinline__ Value Converted(float value) {
@@ -396,7 +435,8 @@ struct Sum {
   }
 };
 
-// Which of a tile's axes is summed is the matmul's business: an operand is a tile with the axis that stays, "outer".
+// Which of a tile's axes is summed is the matmul's business: an operand is a tile with the axis
+// that stays, "outer".
 template <class TileType, bool kOuterIsRows>
 struct Operand {
   using Tile = TileType;
@@ -406,7 +446,8 @@ struct Operand {
   static constexpr bool kIsKMajor = kOuterIsRows == Tile::kIsRowMajor;
 };
 
-// Waits for all matmuls that were started, except the last kNumLeft, and lets the compiler read these sums.
+// Waits for all matmuls that were started, except the last kNumLeft, and lets the compiler read
+// these sums.
 template <int kNumLeft = 0, class SumType>
 __device__ __forceinline__ void WaitForMatmuls(SumType& sum) {
 #if __CUDA_ARCH_FEAT_SM90_ALL

@@ -2,8 +2,8 @@
 //
 //   sum[rows, columns] += left[rows, k] * right[k, columns]
 //
-// Instruction is a struct with kColumns and Multiply(float (&sums)[kColumns / 2], descriptor of left, of right), which
-// is one wgmma of 32 bytes of k.
+// Instruction is a struct with kColumns and Multiply(float (&sums)[kColumns / 2], descriptor of
+// left, of right), which is one wgmma of 32 bytes of k.
 
 #pragma once
 
@@ -11,35 +11,40 @@
 
 namespace stoneware::tile {
 
-// Where an operand begins and how it goes on (PTX ISA, "wgmma", "Matrix Descriptor Format"); all in units of 16 bytes.
+// Where an operand begins and how it goes on (PTX ISA, "wgmma", "Matrix Descriptor Format"); all in
+// units of 16 bytes.
 //
-// Along the contiguous axis the hardware knows one piece. With k contiguous, 8 * kPieceBytes are the way to the next 8
-// lines, and the leading offset means nothing. Otherwise these are the way to the next 8 of k, and the leading offset
-// is the way to the next piece.
+// Along the contiguous axis the hardware knows one piece. With k contiguous, 8 * kPieceBytes are
+// the way to the next 8 lines, and the leading offset means nothing. Otherwise these are the way to
+// the next 8 of k, and the leading offset is the way to the next piece.
 template <class OperandType>
 __device__ __forceinline__ constexpr unsigned long long Descriptor(unsigned address) {
   using Tile = typename OperandType::Tile;
   constexpr unsigned long long kLeading = OperandType::kIsKMajor ? 1 : Tile::kSlabBytes / 16;
   constexpr unsigned long long kStride = 8 * Tile::kPieceBytes / 16;
-  constexpr unsigned long long kSwizzle = Tile::kPieceBytes == 128 ? 1 : Tile::kPieceBytes == 64 ? 2 : 3;
+  constexpr unsigned long long kSwizzle = Tile::kPieceBytes == 128  ? 1
+                                          : Tile::kPieceBytes == 64 ? 2
+                                                                    : 3;
   return (address >> 4 & 0x3fff) | kLeading << 16 | kStride << 32 | kSwizzle << 62;
 }
 
-// The descriptor of what lies `num_bytes` later. The address does not leave its 14 bits, so the upper word stays, and
-// the sum of the lower words needs no carry.
-__device__ __forceinline__ unsigned long long Advanced(unsigned long long descriptor, int num_bytes) {
+// The descriptor of what lies `num_bytes` later. The address does not leave its 14 bits, so the
+// upper word stays, and the sum of the lower words needs no carry.
+__device__ __forceinline__ unsigned long long Advanced(unsigned long long descriptor,
+                                                       int num_bytes) {
   const unsigned low = static_cast<unsigned>(descriptor) + static_cast<unsigned>(num_bytes / 16);
   return descriptor & 0xffffffff00000000 | low;
 }
 
-// The bytes from the operand's address to element `outer` of its outer axis and byte `k_byte` of the summed axis,
-// where a swizzled block of 8 lines begins, or within one piece 32 bytes later.
+// The bytes from the operand's address to element `outer` of its outer axis and byte `k_byte` of
+// the summed axis, where a swizzled block of 8 lines begins, or within one piece 32 bytes later.
 template <class OperandType>
 __device__ __forceinline__ constexpr int BlockOffset(int outer, int k_byte) {
   using Tile = typename OperandType::Tile;
   constexpr int kElementBytes = static_cast<int>(sizeof(typename Tile::Element));
   if constexpr (OperandType::kIsKMajor) {
-    return k_byte / Tile::kPieceBytes * Tile::kSlabBytes + outer * Tile::kPieceBytes + k_byte % Tile::kPieceBytes;
+    return k_byte / Tile::kPieceBytes * Tile::kSlabBytes + outer * Tile::kPieceBytes +
+           k_byte % Tile::kPieceBytes;
   } else {
     const int byte = outer * kElementBytes;
     return byte / Tile::kPieceBytes * Tile::kSlabBytes + k_byte / kElementBytes * Tile::kPieceBytes;
@@ -48,7 +53,8 @@ __device__ __forceinline__ constexpr int BlockOffset(int outer, int k_byte) {
 
 // Starts the wgmma of this thread's group; WaitForMatmuls waits for them.
 template <class Instruction, class Left, class Right, class SumType>
-__device__ __forceinline__ void Start(SumType& sum, const typename Left::Tile& left, const typename Right::Tile& right) {
+__device__ __forceinline__ void Start(SumType& sum, const typename Left::Tile& left,
+                                      const typename Right::Tile& right) {
   constexpr int kElementBytes = static_cast<int>(sizeof(typename Left::Tile::Element));
   constexpr int kStepBytes = 32;
   constexpr int kValues = Instruction::kColumns / 2;
@@ -68,7 +74,7 @@ __device__ __forceinline__ void Start(SumType& sum, const typename Left::Tile& l
 #pragma unroll
       for (int part = 0; part < SumType::kBlockValues / kValues; ++part) {
         Instruction::Multiply(
-            *reinterpret_cast<float(*)[kValues]>(&sum.values[row][part * kValues]),
+            *reinterpret_cast<float (*)[kValues]>(&sum.values[row][part * kValues]),
             Advanced(left_descriptor, BlockOffset<Left>(64 * row, k_byte)),
             Advanced(right_descriptor, BlockOffset<Right>(part * Instruction::kColumns, k_byte)));
       }

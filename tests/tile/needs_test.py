@@ -83,7 +83,7 @@ def test_a_module_of_each_level_and_set_of_needs_is_built_linked_and_loaded(leve
     assert {direction for _, direction in linked.matmuls} == expected(asked, **values)
     reason = native.why_missing("stoneware.runtime._driver")
     assert reason is None
-    sw.tile.Kernel(linked, shared_bytes=tile_layer.shared_bytes(mm))  # refuses what is no cubin
+    sw.tile.Kernel(linked, shared_bytes=tile_layer.shared_bytes(mm))  # raises an error for other bytes
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,8 @@ by_hand(const unsigned short* a, const unsigned short* b, unsigned short* c, int
   const int column = blockIdx.x * TILE_N;
   constexpr int kStepA = THREADS / 8, kStepB = THREADS * 8 / TILE_N;
   const unsigned short* from_a = a + (row + thread / 8) * k + thread % 8 * 8;
-  const unsigned short* from_b = b + static_cast<long long>(thread / (TILE_N / 8)) * n + column + thread % (TILE_N / 8) * 8;
+  const int line_b = thread / (TILE_N / 8);
+  const unsigned short* from_b = b + static_cast<long long>(line_b) * n + column + thread % (TILE_N / 8) * 8;
   const unsigned to_a = Place(thread / 8, thread % 8);
   const unsigned to_b = thread % (TILE_N / 8) / 8 * 8192;
 
@@ -96,12 +97,14 @@ by_hand(const unsigned short* a, const unsigned short* b, unsigned short* c, int
     if (i * 64 < k) {
       const unsigned stage_a = at_a + i % kStages * kBytesA, stage_b = at_b + i % kStages * kBytesB;
 #pragma unroll
-      for (int j = 0; j < TILE_M / kStepA; ++j) Copy(stage_a + to_a + j * kStepA * 128, from_a + j * kStepA * static_cast<long long>(k));
+      for (int j = 0; j < TILE_M / kStepA; ++j) {
+        Copy(stage_a + to_a + j * kStepA * 128, from_a + j * kStepA * static_cast<long long>(k));
+      }
       from_a += 64;
 #pragma unroll
       for (int j = 0; j < 64 / kStepB; ++j) {
-        const int line = thread / (TILE_N / 8) + j * kStepB;
-        Copy(stage_b + to_b + Place(line, thread % 8), from_b + j * kStepB * static_cast<long long>(n));
+        const unsigned to = stage_b + to_b + Place(line_b + j * kStepB, thread % 8);
+        Copy(to, from_b + j * kStepB * static_cast<long long>(n));
       }
       from_b += 64ll * n;
     }
@@ -171,7 +174,13 @@ def kernels(m: int, n: int, threads: int) -> dict[str, sw.tile.Kernel]:
     shared_bytes = _STAGES * (mm.tile_bytes["A"] + mm.tile_bytes["B"])
     result = {}
     for name, text in (("by_tile", _BY_TILE), ("by_hand", _BY_HAND)):
-        for word, value in (("WGMMA", wgmma), ("OPERANDS", operands), ("THREADS", threads), ("TILE_M", m), ("TILE_N", n)):
+        for word, value in (
+            ("WGMMA", wgmma),
+            ("OPERANDS", operands),
+            ("THREADS", threads),
+            ("TILE_M", m),
+            ("TILE_N", n),
+        ):
             text = text.replace(word, str(value))
         linked = sw.tile.link(text, [mm])
         if linked.log:

@@ -16,7 +16,7 @@ ARCHS = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_10
 GRADIENTS = frozenset((D_A, D_B))
 
 Setting = bool | frozenset[str] | None
-"""Of enable_backward: all gradients, none, some of GRADIENTS, or None for what the next wider level says."""
+"""A value of enable_backward: all gradients, none, some of GRADIENTS, or None to leave it to the next wider level."""
 
 _FP8 = ("e4m3", "e5m2")
 _LAYOUTS = ("row", "col")

@@ -325,8 +325,8 @@ def _kernel_names(functions: Mapping[str, ptx.Function], names: Sequence[str] | 
         longer = [other for other in defined if name in other and other not in names]
         if longer:
             raise ValueError(
-                f"kernel {quoted(name)} must not be part of the name of {longer[0]!r}, since nvJitLink would keep both; "
-                "rename one, or link both"
+                f"kernel {quoted(name)} must not be part of the name of {longer[0]!r}, since nvJitLink would keep "
+                "both; rename one, or link both"
             )
     return list(dict.fromkeys(names))
 

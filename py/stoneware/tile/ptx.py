@@ -19,7 +19,7 @@ _END = "\n}"
 _WORD = re.compile(r"[\w$]+")
 
 _LETTERS = {"u64": "P", "s64": "P", "b64": "P", "u32": "i", "s32": "i", "b32": "i", "f32": "f"}
-"""Of a parameter, like `_driver.Kernel`'s; 64 bits are passed like an address."""
+"""The letter of a parameter, like `_driver.Kernel`'s; 64 bits are passed like an address."""
 
 
 @dataclass(frozen=True, kw_only=True)
