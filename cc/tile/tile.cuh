@@ -335,7 +335,10 @@ struct Sum {
 
   __device__ __forceinline__ void Clear() {
 #pragma unroll
-    for (int i = 0; i < kSize; ++i) (*this)[i] = 0.0f;
+    for (int block = 0; block < kRowBlocks; ++block) {
+#pragma unroll
+      for (int i = 0; i < kBlockValues; ++i) values[block][i] = 0.0f;
+    }
   }
 
   // Calls function(row, column, value) for each value; it may take a reference to the value.
@@ -349,10 +352,18 @@ struct Sum {
   // the next. Value is float or one of the elements; rows begin at a multiple of two elements.
   template <class Value>
   __device__ __forceinline__ void Store(Value* global, long long stride) const {
-    Value* first = global + Row(0) * stride + Column(0);
+    Value* line = global + Row(0) * stride + Column(0);
 #pragma unroll
-    for (int i = 0; i < kSize; i += 2)
-      StorePair(first + RowStep(i) * stride + ColumnStep(i), (*this)[i], (*this)[i + 1]);
+    for (int block = 0; block < kRowBlocks; ++block) {
+#pragma unroll
+      for (int half = 0; half < 4; half += 2) {
+#pragma unroll
+        for (int i = half; i < kBlockValues; i += 4) {
+          StorePair(line + ColumnStep(i), values[block][i], values[block][i + 1]);
+        }
+        line += half == 0 ? 8 * stride : (kBlockRows - 8) * stride;
+      }
+    }
   }
 
   // The same for the first rows and columns alone.
@@ -361,15 +372,23 @@ struct Sum {
                                         int columns) const {
     const int row = Row(0);
     const int column = Column(0);
-    Value* first = global + row * stride + column;
+    Value* line = global + row * stride + column;
 #pragma unroll
-    for (int i = 0; i < kSize; i += 2) {
-      if (row + RowStep(i) >= rows || column + ColumnStep(i) >= columns) continue;
-      Value* target = first + RowStep(i) * stride + ColumnStep(i);
-      if (column + ColumnStep(i) + 1 < columns) {
-        StorePair(target, (*this)[i], (*this)[i + 1]);
-      } else {
-        *target = Converted<Value>((*this)[i]);
+    for (int block = 0; block < kRowBlocks; ++block) {
+#pragma unroll
+      for (int half = 0; half < 4; half += 2) {
+        if (row + block * kBlockRows + half * 4 < rows) {
+#pragma unroll
+          for (int i = half; i < kBlockValues; i += 4) {
+            const int left = columns - column - ColumnStep(i);
+            if (left > 1) {
+              StorePair(line + ColumnStep(i), values[block][i], values[block][i + 1]);
+            } else if (left == 1) {
+              line[ColumnStep(i)] = Converted<Value>(values[block][i]);
+            }
+          }
+        }
+        line += half == 0 ? 8 * stride : (kBlockRows - 8) * stride;
       }
     }
   }
@@ -403,6 +422,15 @@ struct Sum {
   }
 
   float values[kRowBlocks][kBlockValues];
+
+  // Keeps the compiler from moving a read or a write of the sums across this.
+  __device__ __forceinline__ void Settle() {
+#pragma unroll
+    for (int block = 0; block < kRowBlocks; ++block) {
+#pragma unroll
+      for (int i = 0; i < kBlockValues; ++i) asm volatile("" : "+f"(values[block][i]));
+    }
+  }
 
  private:
   // From value 0 of a thread to value i.
@@ -452,8 +480,7 @@ template <int kNumLeft = 0, class SumType>
 __device__ __forceinline__ void WaitForMatmuls(SumType& sum) {
 #if __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kNumLeft) : "memory");
-#pragma unroll
-  for (int i = 0; i < SumType::kSize; ++i) asm volatile("" : "+f"(sum[i])::"memory");
+  sum.Settle();
 #endif
 }
 

@@ -64,8 +64,7 @@ __device__ __forceinline__ void Start(SumType& sum, const typename Left::Tile& l
   const unsigned long long right_descriptor =
       Descriptor<Right>(SharedAddress(right.bytes) + BlockOffset<Right>(SumType::FirstColumn(), 0));
 
-#pragma unroll
-  for (int i = 0; i < SumType::kSize; ++i) asm volatile("" : "+f"(sum[i])::"memory");
+  sum.Settle();
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
   for (int k_byte = 0; k_byte < Left::kSummed * kElementBytes; k_byte += kStepBytes) {
@@ -81,8 +80,6 @@ __device__ __forceinline__ void Start(SumType& sum, const typename Left::Tile& l
     }
   }
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-#pragma unroll
-  for (int i = 0; i < SumType::kSize; ++i) asm volatile("" : "+f"(sum[i])::"memory");
 }
 
 }  // namespace stoneware::tile

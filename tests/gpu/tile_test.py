@@ -32,6 +32,14 @@ def _can_link(device):
         pytest.skip(reason)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _own_cubins(tmp_path_factory):
+    """Linked cubins of this run alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STONEWARE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 def archs() -> list[str]:
     """Those that this GPU runs: on Hopper with wgmma, and without."""
     major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else (9, 0)

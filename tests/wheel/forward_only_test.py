@@ -42,6 +42,12 @@ def test_their_names_are_gone_from_modules_tables_and_files(wheel, removed):
                 assert kernel["id"] not in path
 
 
+def test_tile_matmuls_have_the_forward_direction_alone(wheel):
+    names = [path for path in wheel.members if path.startswith("stoneware/tile/matmuls/")]
+    assert names
+    assert [name for name in names if not name.endswith("_forward.fatbin")] == []
+
+
 def test_info_says_it(removed):
     site = pathlib.Path(os.environ["STONEWARE_TEST_SITE"]).resolve()
     program = f"""
