@@ -15,8 +15,18 @@
 
 namespace stoneware::tile {
 
-// Elements. Each is the bits of a number; tf32 is a float whose last 13 bits the tensor cores
-// ignore.
+// For assertions, here and in what sw.tile generates.
+template <class Left, class Right>
+inline constexpr bool kIsSame = false;
+template <class Type>
+inline constexpr bool kIsSame<Type, Type> = true;
+
+// False, but only known when a template is used: for the assertion of one that must not be.
+template <class>
+inline constexpr bool kNever = false;
+
+// Elements: the bits of a number, with conversions. Of a Tf32 the tensor cores ignore the last 13
+// bits.
 
 struct Bf16 {
   unsigned short bits;
@@ -132,11 +142,11 @@ __device__ __forceinline__ void Sync() {
 
 // A matrix in shared memory.
 //
-// Lines are what lies contiguous: rows if kIsRowMajor, otherwise columns. A line is cut into pieces
-// of kPieceBytes: 128 if that divides its bytes, else 64, else 32. Piece 0 of all lines comes
-// first, then piece 1 of all lines. Within one such slab, of kPieceBytes a line, the 16 bytes at
-// offset x are swapped: bits 4 to 6 of x are xor-ed with bits 7 to 9, as far as they address 16
-// bytes of a piece. So a slab is the box of a tensor map with the swizzle of kPieceBytes.
+// A line is contiguous: a row if kIsRowMajor, otherwise a column. Lines are cut into pieces of
+// kPieceBytes: 128 if that divides their bytes, else 64, else 32. The first pieces of all lines are
+// a slab, then follow the second pieces. Within a slab, units of 16 bytes are swizzled: bits 4 to 6
+// of an offset are xor-ed with its bits 7 to 9, as far as they number the units of a piece. So a
+// slab is the box of a tensor map with a swizzle of kPieceBytes.
 //
 // kThreads threads of a block copy a tile together; their threadIdx.x is below kThreads.
 template <class ElementType, int kRowsOf, int kColumnsOf, bool kIsRowMajorOf, int kThreads>
@@ -443,8 +453,8 @@ struct Sum {
 
   template <class Value>
   static __device__ __forceinline__ Value Converted(float value) {
-    if constexpr (sizeof(Value) == 4) {
-      return {value};
+    if constexpr (kIsSame<Value, float>) {
+      return value;
     } else {
       return Value::From(value);
     }
@@ -454,17 +464,16 @@ struct Sum {
   static __device__ __forceinline__ void StorePair(Value* target, float first, float second) {
     if constexpr (sizeof(Value) == 2) {
       *reinterpret_cast<unsigned*>(target) = Pack<Value>(first, second);
-    } else if constexpr (sizeof(Value) == 1) {
+    } else if constexpr (kIsSame<Value, float>) {
+      *reinterpret_cast<float2*>(target) = {first, second};
+    } else {
       target[0] = Value::From(first);
       target[1] = Value::From(second);
-    } else {
-      *reinterpret_cast<float2*>(target) = {first, second};
     }
   }
 };
 
-// Which of a tile's axes is summed is the matmul's business: an operand is a tile with the axis
-// that stays, "outer".
+// A tile as an operand: a matmul sums over one of its axes, and keeps the other one, "outer".
 template <class TileType, bool kOuterIsRows>
 struct Operand {
   using Tile = TileType;
@@ -483,15 +492,5 @@ __device__ __forceinline__ void WaitForMatmuls(SumType& sum) {
   sum.Settle();
 #endif
 }
-
-// For the assertions of the declarations that sw.tile generates.
-template <class Left, class Right>
-inline constexpr bool kIsSame = false;
-template <class Type>
-inline constexpr bool kIsSame<Type, Type> = true;
-
-// Not true, and needs a type: for a static assertion that fails when its template is used.
-template <class>
-inline constexpr bool kNever = false;
 
 }  // namespace stoneware::tile

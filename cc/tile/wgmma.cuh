@@ -11,12 +11,12 @@
 
 namespace stoneware::tile {
 
-// Where an operand begins and how it goes on (PTX ISA, "wgmma", "Matrix Descriptor Format"); all in
-// units of 16 bytes.
+// The matrix descriptor of an operand (PTX ISA, "wgmma", "Matrix Descriptor Format"); addresses and
+// offsets count units of 16 bytes.
 //
-// Along the contiguous axis the hardware knows one piece. With k contiguous, 8 * kPieceBytes are
-// the way to the next 8 lines, and the leading offset means nothing. Otherwise these are the way to
-// the next 8 of k, and the leading offset is the way to the next piece.
+// The stride offset leads to the next 8 lines of a slab. If the summed axis is contiguous, an
+// instruction reads one piece, and the leading offset means nothing; otherwise it leads to the next
+// slab.
 template <class OperandType>
 __device__ __forceinline__ constexpr unsigned long long Descriptor(unsigned address) {
   using Tile = typename OperandType::Tile;
