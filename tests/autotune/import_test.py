@@ -38,6 +38,7 @@ def run(program: str) -> str:
         "stoneware.tuning.policy",
         "stoneware.tuning.table_file",
         "stoneware.distributed",
+        "stoneware.tile",
     ],
 )
 def test_import_needs_neither_torch_nor_a_native_module(module):

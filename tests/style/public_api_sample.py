@@ -54,6 +54,16 @@ def tuned(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
     return None
 
 
+def tiles(source: str, a: torch.Tensor) -> tuple[tuple[str, str], ...]:
+    mm = sw.tile.matmul(m=64, n=64, k=64, a="bf16", b="bf16", enable_backward={"dA"})
+    linked = sw.tile.link(source, [mm], needs=sw.tile.needs_of(mm, ["a"]))
+    kernel = sw.tile.Kernel(linked, shared_bytes=mm.tile_bytes["A"])
+    kernel(a, 1, 0.5, grid=(2, 2))
+    with sw.tile.enable_backward(False):
+        sw.tile.Module(source, [mm]).kernel("layer", needs={"mm": {"forward"}})(a, 1, 0.5, grid=(1,))
+    return linked.matmuls
+
+
 def ranks(group: torch.distributed.ProcessGroup | None) -> str:
     return sw.distributed.assert_same_tuning(group)
 

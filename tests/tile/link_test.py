@@ -117,6 +117,13 @@ extern "C" __global__ void neither(float* out) { *out = 1; }
         module.link(needs={"forward"})
 
 
+def test_a_source_may_include_the_header_itself():
+    """For editors; it is there anyway."""
+    mm = sw.tile.matmul(m=64, n=96, k=64, a="bf16", b="bf16")
+    text = '#include "mm.h"\n#include "cc/tile/tile.cuh"\n' + tile_layer.source(mm)
+    assert sw.tile.link(text, [mm]).matmuls == (("mm", "dA"), ("mm", "dB"), ("mm", "forward"))
+
+
 def test_many_calls_are_all_inlined():
     mm = sw.tile.matmul(m=128, n=128, k=128, a="bf16", b="bf16")
     call = "mm::forward(s, *t, *(mm::TileB*)(t + 1)); __syncthreads(); "
