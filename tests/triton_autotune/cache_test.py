@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoneware.kernels.launch_description import LaunchDescription
-from stoneware.runtime import private_folder
+from stoneware.runtime import environment, private_folder
 from stoneware.triton_autotune import cache
 
 LAUNCH = LaunchDescription(
@@ -237,7 +237,7 @@ def test_folders_are_made_for_this_user_alone(folder):
 
 
 def test_without_a_home_nothing_is_kept(monkeypatch):
-    monkeypatch.setattr(cache.environment, "tuning_folder", lambda: None)
+    monkeypatch.setattr(environment, "tuning_folder", lambda: None)
     write()
     assert cache.read(NAME) is None
 

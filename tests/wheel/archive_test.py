@@ -130,7 +130,7 @@ def test_each_native_module_has_a_stub_that_names_its_classes(wheel):
     }
     assert classes == {
         "stoneware/ops/_call.pyi": {"FastCall", "Guard"},
-        "stoneware/ops/_sm90.pyi": {"Plan"},
+        "stoneware/ops/_sm90.pyi": {"LinkedKernel", "Plan"},
         "stoneware/runtime/_driver.pyi": {"Kernel", "Plan"},
     }
 

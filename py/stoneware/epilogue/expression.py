@@ -5,7 +5,6 @@ Nodes are equal if they compute the same, so the text that is made of them depen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -122,7 +121,7 @@ def load_of(input: int, view: torch.Tensor, frame: tuple[int, ...]) -> Load:
                 f"rows of a result of shape {list(frame)}; pass it expanded, or contiguous"
             )
         rows *= extent
-    return Load(input, view.dtype, row_stride, column_stride, view.storage_offset())
+    return Load(input, view.dtype, row_stride, column_stride, int(view.storage_offset()))
 
 
 def loads(expression: Expression) -> list[Load]:

@@ -98,8 +98,8 @@ class _Writer:
             self._lines.append(f"{store}(at, {address}, {', '.join(values)});")
         if len(self._parameters) > PARAMETER_BYTES:
             raise UnfusableError(
-                f"the addresses and strides of an epilogue's tensors must take at most {PARAMETER_BYTES} bytes, but take "
-                f"{len(self._parameters)}; pass fewer tensors, or contiguous ones"
+                f"the addresses and strides of an epilogue's tensors must take at most {PARAMETER_BYTES} bytes, but "
+                f"take {len(self._parameters)}; pass fewer tensors, or contiguous ones"
             )
         prefetches = [
             f"  PrefetchRows<{_DTYPES[load.dtype]}>(tile, {slot.rpartition(', ')[0]});\n"

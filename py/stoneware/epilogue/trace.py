@@ -82,10 +82,10 @@ class _Traced(torch.Tensor):
         self.meta, self.node, self.frames = meta, node, frames
         return self
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         traced = next(value for value in _flat((args, kwargs or {})) if isinstance(value, _Traced))
@@ -113,7 +113,7 @@ class _Frames:
         if name.endswith("_") and not name.startswith("_") and function._schema.is_mutable:
             return self._in_place(name, args, kwargs)
         if name in _FILLED or name == "full_like":
-            value = _FILLED.get(name, arguments.get("fill_value"))
+            value: Any = _FILLED.get(name, arguments.get("fill_value"))
             like = next(one for one in arguments.values() if isinstance(one, _Traced))
             meta = torch.empty(like.shape, dtype=arguments.get("dtype") or like.dtype, device="meta")
             return _Traced(meta, Constant(float(value)), self)
@@ -368,8 +368,8 @@ def _promoted(values: Sequence[Any]) -> torch.dtype:
 def _check_dtype(name: str, dtype: torch.dtype) -> None:
     if dtype not in DTYPES:
         raise UnsupportedError(
-            f"{name} of an epilogue must have one of the dtypes {', '.join(map(str, DTYPES))}, but has {dtype}; cast it "
-            "before the call"
+            f"{name} of an epilogue must have one of the dtypes {', '.join(map(str, DTYPES))}, but has {dtype}; "
+            "cast it before the call"
         )
 
 

@@ -15,7 +15,10 @@ from stoneware.errors import LinkError, UnsupportedError
 LEAST_VERSION = (13, 0)
 """Of nvJitLink: LTO-IR of this build is of CUDA 13.0, which older linkers do not read."""
 
-_REMEDY = "install torch for CUDA 13, which brings both, or: pip install cuda-bindings~=13.0 nvidia-cuda-nvrtc nvidia-nvjitlink"
+_REMEDY = (
+    "install torch for CUDA 13, which brings both, or: pip install cuda-bindings~=13.0 nvidia-cuda-nvrtc "
+    "nvidia-nvjitlink"
+)
 
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})

@@ -23,7 +23,7 @@ import torch
 from torch.autograd import forward_ad
 
 from stoneware.epilogue import linked, source, trace
-from stoneware.epilogue.expression import Expression, UnfusableError
+from stoneware.epilogue.expression import Expression
 from stoneware.errors import LinkError, TuningMissError, UnsupportedError, quoted
 from stoneware.kernels.config import Config
 from stoneware.kernels.sm90_kernels import BACKEND as SM90
@@ -396,8 +396,8 @@ class _FusedCalls:
         found = linked.soon(kernel, text)
         if found is None and mode == "error_on_miss":
             raise TuningMissError(
-                f"an epilogue of {self.plans.spec.name} must be linked into {kernel} before the call, because tuning is "
-                "'error_on_miss', and it is not; call it once inside sw.tuning(\"on_miss\")"
+                f"an epilogue of {self.plans.spec.name} must be linked into {kernel} before the call, because tuning "
+                "is 'error_on_miss', and it is not; call it once inside sw.tuning(\"on_miss\")"
             )
         return found
 

@@ -60,14 +60,17 @@ def grouped_mm(
       scale_b: for fp8 float32, [groups, n] or, of block scales, [groups, k / 128, n / 128], rounded up, with
         any strides (row-major scales [groups, n / 128, k / 128] as scales.mT). Otherwise None.
       out_dtype: torch.bfloat16 or, for fp8, torch.float16; None for torch.bfloat16.
+      epilogue: epilogue(acc, *inputs), a function on torch tensors that computes the result from the float32 sums,
+        inside the kernel; docs/epilogues.md. None returns the sums, rounded.
+      inputs: the tensors that it gets.
       out: [m, n] of the out dtype, row-major, out.stride(0) a multiple of 8; None allocates it. It
         must not share memory with an input; that is not checked, and the result would be undefined.
       backend: run this backend only: "sm90", "vendor" or "reference".
       config: run this config; None takes what `stoneware.explain` shows.
 
     Returns:
-      out. Its rows from offs[-1] on are undefined, like in torch: "sm90" and "reference" do
-      not write them, "vendor" may.
+      out, or what the epilogue returns. Rows from offs[-1] on are undefined, like in torch: "sm90" and
+      "reference" do not write them, "vendor" may.
 
     Raises:
       TypeError: an argument is not a tensor, or has the wrong dtype.
@@ -82,7 +85,10 @@ def grouped_mm(
     if epilogue is not None:
         from stoneware.ops import fused
 
-        return fused.call(_PLANS, epilogue, inputs, a, b, offs, scale_a, scale_b, out, out_dtype, backend, config)
+        result: torch.Tensor = fused.call(
+            _PLANS, epilogue, inputs, a, b, offs, scale_a, scale_b, out, out_dtype, backend, config
+        )
+        return result
     if _is_compiling():
         return _traced(a, b, offs, scale_a, scale_b, out, out_dtype, backend, config)
     return _PLANS.call(a, b, offs, scale_a, scale_b, out, out_dtype, backend, config)

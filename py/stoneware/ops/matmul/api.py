@@ -50,6 +50,9 @@ def matmul(
       a: [..., m, k] or [k], bfloat16 or float16.
       b: [..., k, n] or [k], of the same dtype.
       bias: [n] of the result's dtype, or None; must be None if b is a vector.
+      epilogue: epilogue(acc, *inputs), a function on torch tensors that computes the result from the float32 sums,
+        inside the kernel; docs/epilogues.md. None returns the sums, rounded.
+      inputs: the tensors that it gets.
       out: [..., m, n] without the dimension of a vector, with contiguous rows; None allocates it.
         It must not share memory with an input; that is not checked, and the result would be
         undefined.
@@ -59,7 +62,7 @@ def matmul(
       config: run this config; None takes what `stoneware.explain` shows. Not for gradients.
 
     Returns:
-      out.
+      out, or what the epilogue returns.
 
     Raises:
       TypeError: an argument is not a tensor, or has the wrong dtype.
@@ -74,7 +77,8 @@ def matmul(
     if epilogue is not None:
         from stoneware.ops import fused
 
-        return fused.call(_PLANS, epilogue, inputs, a, b, bias, out, out_dtype, backend, config)
+        result: torch.Tensor = fused.call(_PLANS, epilogue, inputs, a, b, bias, out, out_dtype, backend, config)
+        return result
     if _is_compiling():
         return _traced(a, b, bias, out, out_dtype, backend, config)
     return _PLANS.call(a, b, bias, out, out_dtype, backend, config)

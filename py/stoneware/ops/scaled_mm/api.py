@@ -60,6 +60,9 @@ def scaled_mm(
         or with its rows padded to a multiple of 4 like torch requires, or [k / 128, n]; any strides.
       bias: [n] of the out dtype, or None.
       out_dtype: torch.bfloat16, torch.float16 or torch.float32.
+      epilogue: epilogue(acc, *inputs), a function on torch tensors that computes the result from the float32 sums,
+        inside the kernel; docs/epilogues.md. None returns the sums, rounded.
+      inputs: the tensors that it gets.
       out: [m, n] of the out dtype, row-major, out.stride(0) a multiple of 16 bytes; None allocates
         it. It must not share memory with an input; that is not checked, and the result would be
         undefined.
@@ -69,7 +72,7 @@ def scaled_mm(
         training, adds the sum of each 128 elements of k in float32, like block scales always do.
 
     Returns:
-      out.
+      out, or what the epilogue returns.
 
     Raises:
       TypeError: an argument is not a tensor, or has the wrong dtype.
@@ -87,9 +90,10 @@ def scaled_mm(
     if epilogue is not None:
         from stoneware.ops import fused
 
-        return fused.call(
+        result: torch.Tensor = fused.call(
             _PLANS, epilogue, inputs, a, b, scale_a, scale_b, bias, out, out_dtype, use_fast_accum, backend, config
         )
+        return result
     if _is_compiling():
         return _traced(a, b, scale_a, scale_b, bias, out, out_dtype, use_fast_accum, backend, config)
     return _PLANS.call(a, b, scale_a, scale_b, bias, out, out_dtype, use_fast_accum, backend, config)

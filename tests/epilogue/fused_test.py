@@ -1,0 +1,151 @@
+"""Calls with an epilogue: values, gradients and errors, on the reference backend."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+import stoneware as sw
+from stoneware.errors import UnsupportedError
+from stoneware.ops.matmul.api import _PLANS
+
+M, N, K = 24, 64, 32
+
+
+def normal(*shape, dtype=torch.bfloat16):
+    return torch.randn(shape).to(dtype)
+
+
+@pytest.fixture
+def tensors():
+    torch.manual_seed(0)
+    return normal(M, K), normal(N, K), normal(M, N), normal(N)
+
+
+def test_a_float32_result_has_the_out_dtype_and_others_keep_theirs(tensors):
+    a, w, r, _ = tensors
+
+    def epilogue(acc, r):
+        return acc + r, acc.to(torch.float16), acc[:, ::2] * acc[:, 1::2], acc.abs().amax(-1)
+
+    results = sw.matmul(a, w.t(), epilogue=epilogue, inputs=(r,))
+    assert [result.dtype for result in results] == [torch.bfloat16, torch.float16, torch.bfloat16, torch.float32]
+    assert [tuple(result.shape) for result in results] == [(M, N), (M, N), (M, N // 2), (M,)]
+    wide = sw.matmul(a, w.t(), epilogue=epilogue, inputs=(r,), out_dtype=torch.float32)
+    acc = a.float() @ w.float().t()
+    assert torch.allclose(wide[0], acc + r, atol=1e-5) and torch.allclose(wide[3], acc.abs().amax(-1))
+
+
+def test_a_tuple_of_one_stays_a_tuple(tensors):
+    a, w, *_ = tensors
+    assert isinstance(sw.matmul(a, w.t(), epilogue=lambda acc: (acc,)), tuple)
+
+
+def test_scaled_and_grouped_products_have_epilogues(tensors):
+    a, w, r, bias = tensors
+    a8, w8 = a.to(torch.float8_e4m3fn), w.to(torch.float8_e4m3fn)
+    scale_a, scale_b = torch.rand(M, 1), torch.rand(1, N)
+    scaled = sw.scaled_mm(a8, w8.t(), scale_a, scale_b, bias, epilogue=lambda acc, r: acc * r, inputs=(r,))
+    acc = (a8.float() @ w8.float().t()) * scale_a * scale_b + bias
+    assert torch.allclose(scaled.float(), acc * r, rtol=0.01, atol=0.01)
+    offs = torch.tensor([10, M], dtype=torch.int32)
+    weights = normal(2, N, K)
+    grouped = sw.grouped_mm(a, weights.mT, offs, epilogue=torch.relu)
+    expected = torch.cat([a[:10].float() @ weights[0].float().t(), a[10:].float() @ weights[1].float().t()])
+    assert torch.allclose(grouped.float(), expected.relu(), rtol=0.02, atol=0.02)
+
+
+def test_leading_dimensions_are_rows(tensors):
+    _, w, *_ = tensors
+    x, r = normal(2, 5, K), normal(2, 5, N)
+    result = sw.matmul(x, w.t(), epilogue=lambda acc, r: acc * r, inputs=(r,))
+    assert torch.allclose(result.float(), (x.float() @ w.float().t()) * r, rtol=0.01, atol=0.01)
+
+
+def test_gradients_are_those_of_float64(tensors):
+    a, w, r, bias = (tensor.requires_grad_() for tensor in tensors)
+
+    def epilogue(acc, r, bias):
+        return functional.gelu(acc + bias) * r, acc.sigmoid()
+
+    first, second = sw.matmul(a, w.t(), epilogue=epilogue, inputs=(r, bias))
+    weights = torch.randn_like(first), torch.randn_like(second)
+    found = torch.autograd.grad([first, second], [a, w, r, bias], weights)
+    doubles = [tensor.detach().double().requires_grad_() for tensor in (a, w, r, bias)]
+    expected_results = epilogue(doubles[0] @ doubles[1].t(), *doubles[2:])
+    expected = torch.autograd.grad(expected_results, doubles, [weight.double() for weight in weights])
+    for one, reference in zip(found, expected):
+        assert one.dtype == torch.bfloat16
+        assert (one.double() - reference).norm() / reference.norm() < 0.006
+
+
+def test_an_input_that_the_function_detaches_has_no_gradient(tensors):
+    a, w, r, _ = (tensor.requires_grad_() for tensor in tensors)
+    sw.matmul(a, w.t(), epilogue=lambda acc, r: acc + r.detach(), inputs=(r,)).sum().backward()
+    assert a.grad is not None and w.grad is not None and r.grad is None
+
+
+def test_gradients_are_differentiable_once(tensors):
+    a, w, *_ = tensors
+    a.requires_grad_()
+    (grad,) = torch.autograd.grad(sw.matmul(a, w.t(), epilogue=torch.sigmoid).sum(), a, create_graph=True)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        grad.sum().backward()
+
+
+def test_compiled_and_vectorized_calls_are_right(tensors):
+    a, w, r, _ = tensors
+
+    def call(a, w, r):
+        return sw.matmul(a, w.t(), epilogue=lambda acc, r: functional.silu(acc) + r, inputs=(r,))
+
+    expected = call(a, w, r)
+    assert torch.equal(torch.compile(call, backend="aot_eager", fullgraph=True)(a, w, r), expected)
+    batch = torch.func.vmap(call, in_dims=(0, None, 0))(torch.stack([a, a]), w, torch.stack([r, r]))
+    assert torch.equal(batch[0], expected) and torch.equal(batch[1], expected)
+
+
+FACTOR = 2.0
+
+
+def test_a_function_is_known_by_its_code_and_what_it_reads(tensors, monkeypatch):
+    a, w, *_ = tensors
+    _PLANS.fused.clear()
+
+    def call(factor):
+        return sw.matmul(a, w.t(), epilogue=lambda acc: acc * factor)
+
+    one, two, again = call(1.0), call(2.0), call(1.0)
+    assert torch.equal(one, again) and torch.equal(two, one * 2)
+    assert len(_PLANS.fused) == 2
+
+    def by_global():
+        return sw.matmul(a, w.t(), epilogue=lambda acc: acc * FACTOR)
+
+    assert torch.equal(by_global(), two)
+    monkeypatch.setitem(globals(), "FACTOR", 1.0)
+    assert torch.equal(by_global(), one)
+
+
+def test_prepare_calls_the_op(tensors):
+    a, w, *_ = tensors
+    assert sw.prepare(sw.matmul, a, w.t(), epilogue=torch.relu) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "part"),
+    [
+        ({"out": torch.empty(M, N, dtype=torch.bfloat16)}, ValueError, "out of matmul must be None with an epilogue"),
+        ({"inputs": torch.ones(1)}, TypeError, "must be a tuple of tensors"),
+        ({"inputs": (3,)}, TypeError, r"inputs\[0\] must be a torch.Tensor, not int"),
+        ({"inputs": (torch.ones(5),)}, ValueError, "must broadcast"),
+        ({"out_dtype": torch.float64}, ValueError, "out_dtype=torch.float64 must be"),
+        ({"backend": "none"}, ValueError, "unknown backend"),
+        ({"epilogue": lambda acc, *_: acc.softmax(-1)}, UnsupportedError, "_softmax"),
+    ],
+)
+def test_errors_state_the_rule(tensors, options, error, part):
+    a, w, *_ = tensors
+    with pytest.raises(error, match=part):
+        sw.matmul(a, w.t(), **{"epilogue": lambda acc, *inputs: acc + inputs[0] if inputs else acc, **options})

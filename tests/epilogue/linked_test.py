@@ -1,0 +1,119 @@
+"""Epilogues are linked into open kernels, kept on the disk, checked, and never in the way."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from torch.nn import functional
+
+from stoneware.epilogue import linked, source, trace
+from stoneware.errors import LinkError, UnsupportedError
+from stoneware.kernels import manifest
+from stoneware.linking import cubins, toolchain
+
+KERNELS = sorted(manifest.packaged().open)
+KERNEL = KERNELS[0]
+
+
+def text(factor=1.0):
+    expression = trace.trace(
+        lambda acc, r: functional.silu(acc * factor) + r, (24, 64), (torch.zeros(24, 64),), torch.device("cpu")
+    )
+    return source.write(expression, main=0, has_pairs=[True]).text
+
+
+@pytest.mark.parametrize("kernel", KERNELS[:: max(1, len(KERNELS) // 8)])
+def test_an_epilogue_is_linked_into_a_kernel(kernel):
+    assert linked.cubin(kernel, text()).startswith(b"\x7fELF")
+
+
+def test_a_linked_cubin_is_kept_and_found_again(cache, monkeypatch):
+    first = linked.cubin(KERNEL, text())
+    assert len(list((cache / "linked").iterdir())) == 1
+    monkeypatch.setattr(toolchain, "link", lambda *_, **__: pytest.fail("linked again"))
+    assert linked.cubin(KERNEL, text()) == first
+
+
+@pytest.mark.parametrize("damage", [b"", b"nonsense", None], ids=["empty", "nonsense", "flipped"])
+def test_a_damaged_cubin_is_reported_and_linked_anew(cache, caplog, monkeypatch, damage):
+    monkeypatch.setattr(cubins.FILES, "reported", set())
+    first = linked.cubin(KERNEL, text())
+    [file] = (cache / "linked").iterdir()
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(bytes(data) if damage is None else damage)
+    with caplog.at_level(logging.WARNING):
+        assert linked.cubin(KERNEL, text()) == first
+    assert str(file) in caplog.text
+    assert linked.cubins.read(file.stem) == first
+
+
+def test_a_folder_that_cannot_be_written_costs_the_disk_alone(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("STONEWARE_CACHE_DIR", str(tmp_path / "file" / "below"))
+    assert linked.cubin(KERNEL, text()).startswith(b"\x7fELF")
+
+
+def test_what_is_linked_depends_on_kernel_text_and_versions(monkeypatch):
+    names = {
+        linked._digest(KERNELS[0], text()),
+        linked._digest(KERNELS[1], text()),
+        linked._digest(KERNELS[0], text(2.0)),
+    }
+    monkeypatch.setattr(toolchain, "installed", lambda: "other versions")
+    names.add(linked._digest(KERNELS[0], text()))
+    assert len(names) == 4
+
+
+def test_no_two_lists_of_parts_have_one_digest():
+    assert cubins.digest_of_parts(["ab", "c"]) != cubins.digest_of_parts(["a", "bc"])
+
+
+def test_a_link_in_the_background_is_ready_after_waiting():
+    assert linked.soon(KERNEL, text(3.0)) is None
+    assert linked.wait(120)
+    assert linked.soon(KERNEL, text(3.0)) is not None
+
+
+def test_what_cannot_be_linked_is_logged_once_and_stays_unfused(caplog):
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert linked.soon(KERNEL, "this is no CUDA C++") is None
+            assert linked.wait(120)
+    assert sum("stays unfused" in record.message for record in caplog.records) == 1
+    assert linked.has_failed(KERNEL, "this is no CUDA C++")
+    with pytest.raises(LinkError, match="NVRTC cannot compile"):
+        linked.now(KERNEL, "this is no CUDA C++")
+
+
+def test_many_threads_link_one_epilogue():
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(linked.now(KERNEL, text(4.0)))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 6 and len(set(map(id, found))) == 1
+
+
+def test_many_processes_publish_one_cubin(cache):
+    program = "import sys\nfrom stoneware.linking import cubins\ncubins.write('0' * 64, bytes(1 << 20))"
+    processes = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(8)]
+    assert [process.wait() for process in processes] == [0] * 8
+    assert cubins.read("0" * 64) == bytes(1 << 20)
+    assert [path.name for path in (cache / "linked").iterdir()] == ["0" * 64 + ".cubin"]
+
+
+def test_libraries_that_are_too_old_are_refused(monkeypatch):
+    toolchain._toolchain.cache_clear()
+    monkeypatch.setattr(toolchain, "LEAST_VERSION", (99, 0))
+    try:
+        with pytest.raises(UnsupportedError, match=r"must be of CUDA 99\.0 or later, and is of 13\.0"):
+            toolchain.compile_lto_ir("", arch="sm_90a")
+    finally:
+        toolchain._toolchain.cache_clear()

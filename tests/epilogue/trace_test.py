@@ -1,0 +1,192 @@
+"""An epilogue is traced to what it computes, or refused by the name of what no kernel can do."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from stoneware.epilogue import arithmetic, source, trace
+from stoneware.epilogue.expression import UnfusableError
+from stoneware.errors import UnsupportedError
+from stoneware.linking import toolchain
+
+M, N = 24, 64
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def traced(function, *inputs, shape=(M, N)):
+    return trace.trace(function, shape, inputs, torch.device("cpu"))
+
+
+def written(function, *inputs, main=None):
+    expression = traced(function, *inputs)
+    return source.write(expression, main=main, has_pairs=[True] * len(inputs))
+
+
+def compiled(text):
+    return toolchain.compile_lto_ir(source.device_code() + text, arch="sm_90a")
+
+
+UNARY = (
+    *(torch.abs, torch.neg, torch.exp, torch.exp2, torch.expm1, torch.log, torch.log2, torch.log10, torch.log1p),
+    *(torch.sqrt, torch.rsqrt, torch.reciprocal, torch.sin, torch.cos, torch.tan, torch.atan, torch.tanh, torch.erf),
+    *(torch.erfc, torch.floor, torch.ceil, torch.round, torch.trunc, torch.sign, torch.relu, torch.sigmoid),
+    *(functional.silu, functional.mish, functional.hardswish, functional.hardsigmoid, functional.gelu),
+    *(functional.softplus, functional.leaky_relu, functional.elu, functional.selu, functional.relu6),
+    lambda x: functional.gelu(x, approximate="tanh"),
+    lambda x: functional.softplus(x, beta=2.0, threshold=10.0),
+    lambda x: x.clamp(min=-1),
+    lambda x: x.clamp(-1, 1),
+    lambda x: x.clamp_max(2.5),
+    lambda x: x**2,
+    lambda x: x**0.5,
+    lambda x: x**1.7,
+    lambda x: 1 - x,
+    lambda x: x / 3,
+    lambda x: x.masked_fill(x > 0, 0.5),
+    lambda x: torch.where(x.isnan() | (x == float("inf")), 0.0, x),
+    lambda x: (x > 0) & ~(x > 1),
+    lambda x: x.to(torch.float8_e4m3fn).float(),
+    lambda x: x.to(torch.float8_e5m2).float(),
+    lambda x: torch.full_like(x, 2) * torch.zeros_like(x) + torch.ones_like(x),
+)
+BINARY = (
+    *(torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum, torch.atan2, torch.copysign),
+    *(torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge),
+    lambda x, y: torch.add(x, y, alpha=2),
+    lambda x, y: torch.addcmul(x, y, y, value=0.5),
+    lambda x, y: torch.addcdiv(x, y, y + 3),
+    lambda x, y: torch.logical_or(x > 0, torch.logical_xor(y > 0, x < y)).to(x.dtype),
+)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_operator_compiles_with_every_dtype(dtype):
+    x = torch.zeros(M, N, dtype=dtype)
+    for others in (UNARY[:24], UNARY[24:], *[[(function, other) for function in BINARY] for other in DTYPES]):
+
+        def epilogue(acc, x, y, others=others):
+            results = (one(x) if callable(one) else one[0](x, y) for one in others)
+            return tuple(result + 0.0 for result in results)
+
+        y = x if callable(others[0]) else torch.zeros(M, N, dtype=others[0][1])
+        assert compiled(written(epilogue, x, y).text)
+
+
+def test_the_operators_that_are_known_are_tested():
+    """Each name of `arithmetic` is in the trace of one of the functions above."""
+    found = set()
+
+    def names(node):
+        if hasattr(node, "operator"):
+            found.add(node.operator)
+            for _, argument in node.arguments:
+                names(argument)
+
+    x = torch.zeros(M, N)
+    for function in UNARY:
+        names(traced(lambda acc, x, function=function: function(x) * 1.0, x).outputs[0].value)
+    for function in BINARY:
+        names(traced(lambda acc, x, y, function=function: function(x, y) * 1.0, x, x).outputs[0].value)
+    assert arithmetic.NAMES - found <= {
+        "bitwise_xor",
+        "isinf",
+        "logical_not",
+        "logical_and",
+        "clamp_min",
+        "rsub",
+        "sub",
+    }
+
+
+@given(
+    function=st.sampled_from(BINARY[:6]),
+    dtypes=st.tuples(st.sampled_from(DTYPES), st.sampled_from(DTYPES)),
+    shapes=st.tuples(*[st.sampled_from(((M, N), (N,), (M, 1), (1, N), ()))] * 2),
+)
+def test_shapes_and_dtypes_are_torchs(function, dtypes, shapes):
+    tensors = [torch.ones(shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes)]
+    seen = []
+
+    def epilogue(acc, *inputs):
+        seen.append(function(*inputs))
+        return acc
+
+    traced(epilogue, *tensors)
+    expected = function(*tensors)
+    assert (seen[0].shape, seen[0].dtype) == (expected.shape, expected.dtype)
+
+
+@pytest.mark.parametrize(
+    ("function", "part"),
+    [
+        (lambda acc: acc.softmax(-1), "_softmax"),
+        (lambda acc: acc.sum(), "sum"),
+        (lambda acc: acc.cumsum(-1), "cumsum"),
+        (lambda acc: acc @ acc.t(), "neighbouring columns"),
+        (lambda acc: acc if acc.max() > 0 else -acc, "max"),
+        (lambda acc: torch.cat([acc, acc]), "cat"),
+        (lambda acc: acc[:, : N // 2], "neighbouring columns"),
+        (lambda acc: acc.amax(0), "last dimension"),
+        (lambda acc: acc * acc.amax(-1, keepdim=True), "maximum of a row"),
+        (lambda acc: acc.double(), "float64"),
+        (lambda acc: acc + torch.ones(M, N), "inputs="),
+        (lambda acc: functional.dropout(acc, 0.5), "compute it after the call"),
+    ],
+)
+def test_what_no_kernel_can_do_is_refused_by_name(function, part):
+    with pytest.raises(UnsupportedError, match=part):
+        traced(function)
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "part"),
+    [
+        (lambda acc, r: 3, TypeError, "result 0 is 3"),
+        (lambda acc, r: (), TypeError, "empty tuple"),
+        (lambda acc, r: r[0] * 1.0, ValueError, "must have the shape"),
+        (lambda acc, r: acc + r[:, :5], ValueError, "must broadcast"),
+        (lambda acc, r: r.add_(acc), UnsupportedError, "must not change its inputs"),
+    ],
+)
+def test_a_result_that_does_not_fit_is_refused(function, error, part):
+    with pytest.raises(error, match=part):
+        traced(function, torch.zeros(M, N))
+
+
+def test_views_of_inputs_are_read_by_their_strides():
+    r = torch.zeros(N, 2 * M)
+    text = written(lambda acc, r: acc + r.t()[::2], r, main=0)
+    assert (
+        "LoadBoth<Float32, false>(at, Parameter<const void*>(params, 0), Parameter<long long>(params, 8)" in text.text
+    )
+    assert int.from_bytes(text.parameters[8:16], "little") == 2
+    assert int.from_bytes(text.parameters[16:24], "little") == 2 * M
+
+
+def test_rows_of_several_dimensions_need_one_stride():
+    x = torch.zeros(4, 6, N)
+    assert traced(lambda acc, x: acc + x, x, shape=(4, 6, N)).outputs[0].kind == "full"
+    with pytest.raises(UnfusableError, match="one stride over all"):
+        traced(lambda acc, x: acc + x[:, :6], torch.zeros(4, 8, N), shape=(4, 6, N))
+
+
+def test_the_text_does_not_depend_on_sizes():
+    texts = set()
+    for m, n in itertools.product((8, 300), (64, 128)):
+        expression = traced(
+            lambda acc, b, r: functional.gelu(acc + b) * r, torch.zeros(n), torch.zeros(m, n), shape=(m, n)
+        )
+        texts.add(source.write(expression, main=0, has_pairs=[True, True]).text)
+    assert len(texts) == 1
+
+
+def test_too_many_tensors_stay_unfused():
+    inputs = [torch.zeros(M, N + 8)[:, :N] for _ in range(40)]
+    with pytest.raises(UnfusableError, match="at most 512 bytes"):
+        written(lambda acc, *inputs: sum(inputs, acc), *inputs)
