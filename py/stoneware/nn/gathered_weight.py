@@ -8,6 +8,7 @@ torch.distributed.fsdp calls `fsdp_pre_all_gather` and `fsdp_post_all_gather` of
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from typing import Any
 
@@ -62,15 +63,16 @@ class Reduction:
         known = [weight for found in self._weights.values() if (weight := found()) is not None]
         weights = [weight for weight in known if weight is first or weight.place.state[2:] == where]
         group, dtype, _ = where
-        positions = [weight.place.position for weight in weights]
         norms = torch._foreach_norm([weight.tensor for weight in weights], float("inf"))
-        # As many numbers on every rank, whatever else differs.
-        amax = torch.zeros(self.num_weights, device=first.device)
-        amax[positions] = torch.stack(norms).to(dtype).float().abs()
+        # As many numbers on every rank, whatever else differs; without an index that the host would have to copy.
+        all_norms = [torch.zeros_like(norms[0])] * self.num_weights
+        for weight, norm in zip(weights, norms):
+            all_norms[weight.place.position] = norm
+        amax = torch.stack(all_norms).to(dtype).float().abs()
         distributed.all_reduce(amax, distributed.ReduceOp.MAX, group)
-        for weight, position in zip(weights, positions):
+        for weight in weights:
             place = weight.place
-            place.amax = amax[position : position + 1]
+            place.amax = amax[place.position : place.position + 1]
             place.state = place.num_changes, weight.tensor._version, *where
 
 
@@ -173,8 +175,14 @@ class ShardedWeight(torch.Tensor):
         return GatheredWeight(values, scale, param_dtype), ()
 
 
+# torch.distributed.fsdp calls inspect.signature at each gather, which then need not derive it again.
+ShardedWeight.fsdp_pre_all_gather.__signature__ = inspect.signature(  # type: ignore[attr-defined]
+    ShardedWeight.fsdp_pre_all_gather
+)
+
+
 class GatheredWeight(torch.Tensor):
-    """A weight [n, k] in fp8 that takes a gradient in 16 or 32 bits; only `Float8Linear` reads it.
+    """A weight [n, k] in fp8 that takes a gradient in 16 or 32 bits; only nodes that train layers read it.
 
     Args:
       quantized: [n, k] fp8.
