@@ -37,6 +37,12 @@ def test_a_float32_result_has_the_out_dtype_and_others_keep_theirs(tensors):
     assert torch.allclose(wide[0], acc + r, atol=1e-5) and torch.allclose(wide[3], acc.abs().amax(-1))
 
 
+def test_a_row_maximum_is_float32_and_a_result_of_one_column_is_not(tensors):
+    a, w, *_ = tensors
+    results = sw.matmul(a, w.t()[:, :1], epilogue=lambda acc: (acc * 1.0, acc.bfloat16().amax(-1)))
+    assert [result.dtype for result in results] == [torch.bfloat16, torch.float32]
+
+
 def test_a_tuple_of_one_stays_a_tuple(tensors):
     a, w, *_ = tensors
     assert isinstance(sw.matmul(a, w.t(), epilogue=lambda acc: (acc,)), tuple)
@@ -140,6 +146,7 @@ def test_prepare_calls_the_op(tensors):
         ({"inputs": torch.ones(1)}, TypeError, "must be a tuple of tensors"),
         ({"inputs": (3,)}, TypeError, r"inputs\[0\] must be a torch.Tensor, not int"),
         ({"inputs": (torch.ones(5),)}, ValueError, "must broadcast"),
+        ({"inputs": (torch.ones(N),) * 30}, ValueError, "must have at most 32 tensors"),
         ({"out_dtype": torch.float64}, ValueError, "out_dtype=torch.float64 must be"),
         ({"backend": "none"}, ValueError, "unknown backend"),
         ({"epilogue": lambda acc, *_: acc.softmax(-1)}, UnsupportedError, "_softmax"),

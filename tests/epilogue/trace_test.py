@@ -132,6 +132,7 @@ def test_shapes_and_dtypes_are_torchs(function, dtypes, shapes):
         (lambda acc: acc if acc.max() > 0 else -acc, "max"),
         (lambda acc: torch.cat([acc, acc]), "cat"),
         (lambda acc: acc[:, : N // 2], "neighbouring columns"),
+        (lambda acc: acc.chunk(2, -1)[0], "neighbouring columns"),
         (lambda acc: acc.amax(0), "last dimension"),
         (lambda acc: acc * acc.amax(-1, keepdim=True), "maximum of a row"),
         (lambda acc: acc.double(), "float64"),

@@ -201,6 +201,8 @@ class _Frames:
         if name in ("clone", "contiguous"):
             return _Traced(torch.empty(first.shape, dtype=first.dtype, device="meta"), first.node, self)
         meta = self._meta(function, args, kwargs)
+        if not isinstance(meta, torch.Tensor):
+            meta = meta[0]  # of several parts
         if tuple(meta.shape) == tuple(first.shape) and name in (*_SAME, "slice"):
             return _Traced(meta, first.node, self)
         if tuple(first.shape) == self.full and not isinstance(first.node, _RowMax):

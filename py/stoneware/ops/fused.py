@@ -41,6 +41,9 @@ Epilogue = Callable[..., Any]
 _MOST_FUNCTIONS = 1024
 """Of an op. A function that is made anew for each call is known again, see `_identity`."""
 
+_MOST_TENSORS = 32
+"""kMaxTensors of cc/call/made_plan.h."""
+
 _is_compiling = torch.compiler.is_dynamo_compiling
 
 
@@ -210,6 +213,11 @@ class _FusedCalls:
         first_out = self._num_tensors + self._num_inputs
         spec = plans.spec
         outs = range(first_out, first_out + self._num_outputs + 1)  # and a row for what the kernel stores in vain
+        if outs.stop > _MOST_TENSORS:
+            raise ValueError(
+                f"a call of {spec.name} with an epilogue must have at most {_MOST_TENSORS} tensors, optional ones, "
+                f"results and one more included, but has {outs.stop}; pass fewer inputs, or join some with torch.stack"
+            )
         operands = [0, 1]
         optional = [idx for idx, kind in enumerate(spec.inputs.values()) if kind == "Tensor?"]
         self._nones = (None,) * len(outs)
@@ -394,7 +402,7 @@ class _FusedCalls:
             except (LinkError, UnsupportedError):
                 return linked.soon(kernel, text)  # logged once
         found = linked.soon(kernel, text)
-        if found is None and mode == "error_on_miss":
+        if found is None and mode == "error_on_miss" and not linked.has_failed(kernel, text):
             raise TuningMissError(
                 f"an epilogue of {self.plans.spec.name} must be linked into {kernel} before the call, because tuning "
                 "is 'error_on_miss', and it is not; call it once inside sw.tuning(\"on_miss\")"
@@ -475,14 +483,16 @@ def _unfused(
     shape, dtype = plans.checks.result(*tensors, None, *objects[:-2])
     acc = run(*_with_float32(tensors, plans), None, *_wide(spec, objects)).float()
     returned = function(acc, *inputs)
-    is_tuple = isinstance(returned, (tuple, list))
-    results = tuple(
-        result.to(dtype)
-        if result.dtype == torch.float32 and result.ndim == len(shape) and result.shape[-1] != 1
-        else result
-        for result in (returned if is_tuple else (returned,))
-    )
-    return results if is_tuple else results[0]
+    of_elements = tuple(shape), (*shape[:-1], shape[-1] // 2)
+
+    def stored(result: torch.Tensor) -> torch.Tensor:
+        if tuple(result.shape) not in of_elements:  # the maximum of each row
+            return result.float()
+        return result.to(dtype) if result.dtype == torch.float32 else result
+
+    if isinstance(returned, (tuple, list)):
+        return tuple(map(stored, returned))
+    return stored(returned)
 
 
 def _with_float32(tensors: Sequence[Any], plans: OpPlans) -> list[Any]:
