@@ -41,6 +41,8 @@ _PROGRAMS = {
     # Offered for py_binary targets, not run: .bazelrc sets --nobuild_python_zip.
     "PythonZipper": r"external/bazel_tools/tools/zip/\S*zipper",
     "PythonWheel": r"bazel-out/[\w.-]+/bin/tools/build_rules/private/write_wheel",
+    "TileMatmul": _NVCC_WRAPPER,
+    "TileMatmulSource": r"bazel-out/[\w.-]+/bin/tools/tile_matmul/tile_matmul",
     "TuningTable": r"bazel-out/[\w.-]+/bin/tools/bake/bake",
 }
 # A genrule runs in bash and calls one program that was built here.
@@ -97,7 +99,7 @@ def test_every_compiler_action_runs_its_pinned_program(commands):
 
 def test_every_nvcc_action_runs_the_pinned_nvcc_with_clang_as_host_compiler(commands):
     expected = f"{_NVCC} -ccbin {_CLANG}"
-    nvcc = of(commands, "CudaCubin", "OpenKernels")
+    nvcc = of(commands, "CudaCubin", "OpenKernels", "TileMatmul")
     found = [" ".join(command["argv"][1:4]) for command in nvcc]
     assert found
     assert [words for words in found if not re.fullmatch(expected, words)] == []
@@ -106,7 +108,7 @@ def test_every_nvcc_action_runs_the_pinned_nvcc_with_clang_as_host_compiler(comm
 
 def test_no_working_folder_gets_into_lto_ir(commands):
     """nvcc takes it from $PWD, which must be the same wherever Bazel runs."""
-    found = of(commands, "OpenKernels")
+    found = of(commands, "OpenKernels", "TileMatmul")
     assert found
     assert {command["env"].get("PWD") for command in found} == {"/proc/self/cwd"}
 
