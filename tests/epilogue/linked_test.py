@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -78,6 +79,17 @@ def test_a_link_in_the_background_is_ready_after_waiting():
     assert linked.soon(KERNEL, text(3.0)) is None
     assert linked.wait(120)
     assert linked.soon(KERNEL, text(3.0)) is not None
+
+
+def test_a_forked_child_links_for_itself():
+    linked.soon(KERNEL, text(5.0))  # starts the thread, which the child does not have
+    child = os.fork()
+    if child == 0:
+        linked.soon(KERNEL, text(6.0))
+        is_done = linked.wait(120) and linked.soon(KERNEL, text(6.0)) is not None
+        os._exit(0 if is_done else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert linked.wait(120)
 
 
 def test_what_cannot_be_linked_is_logged_once_and_stays_unfused(caplog):

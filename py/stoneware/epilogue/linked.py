@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import os
 import threading
 from collections import deque
 from typing import Any
@@ -77,6 +78,18 @@ def soon(kernel: str, text: str) -> Any | None:
                 _thread[0].start()
             _changed.notify_all()
     return None
+
+
+def _forget_thread() -> None:
+    """In a forked child, which has neither the thread nor its links."""
+    global _changed
+    _changed = threading.Condition()
+    _thread.clear()
+    _waiting.clear()
+    _in_progress.clear()
+
+
+os.register_at_fork(after_in_child=_forget_thread)
 
 
 def has_failed(kernel: str, text: str) -> bool:
