@@ -121,6 +121,16 @@ def test_many_processes_publish_one_cubin(cache):
     assert [path.name for path in (cache / "linked").iterdir()] == ["0" * 64 + ".cubin"]
 
 
+def test_without_the_libraries_an_epilogue_stays_unfused(monkeypatch, caplog):
+    def installed():
+        raise UnsupportedError("linking needs NVRTC")
+
+    monkeypatch.setattr(toolchain, "installed", installed)
+    with caplog.at_level(logging.WARNING):
+        assert linked.soon(KERNEL, text(7.0)) is None and linked.soon(KERNEL, text(7.0)) is None
+    assert caplog.text.count("linking needs NVRTC") == 1
+
+
 def test_libraries_that_are_too_old_are_refused(monkeypatch):
     toolchain._toolchain.cache_clear()
     monkeypatch.setattr(toolchain, "LEAST_VERSION", (99, 0))

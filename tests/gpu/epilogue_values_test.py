@@ -115,7 +115,7 @@ def check(
         error = (found - wanted)[finite].norm() / size
         limit = 0.05 if result.dtype.itemsize == 1 else 0.008
         error_of_torch = (of_torch[:rows].double() - wanted)[finite].norm() / size
-        if error_of_torch < limit:  # else the expression magnifies any rounding
+        if error_of_torch < limit:  # otherwise the expression magnifies any rounding
             assert error < limit, f"result {position}: {error:.2e}, by torch {error_of_torch:.2e}"
 
 

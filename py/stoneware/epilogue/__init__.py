@@ -2,6 +2,7 @@
 
     sw.matmul(a, b, epilogue=lambda acc, r: torch.nn.functional.silu(acc) + r, inputs=(r,))
 
+    identity.py      tells one function from another
     trace.py         runs the function once, on tensors without memory, and notes what it computes
     expression.py    what it noted: a value for each element of the outputs
     arithmetic.py    how each operator of torch is written in CUDA C++

@@ -96,7 +96,7 @@ def _is_one(arguments: Mapping[str, Any], name: str) -> bool:
 
 
 def _quotient(arguments: Mapping[str, Any]) -> str:
-    """By a number as torch does it: a multiplication."""
+    """The quotient by a number is a product, like in torch."""
     divisor = arguments["other"]
     if isinstance(divisor, float) and divisor != 0 and math.isfinite(1 / divisor):
         return f"__fmul_rn({{self}}, {1 / divisor!r}f)"

@@ -332,7 +332,7 @@ DEVICE void PrefetchRows(const EpilogueTile& tile, const void* input, long long 
   using Bits = typename Dtype::Bits;
   const int rows = min(tile.rows, tile.m_end - tile.m);
   const int columns = min(tile.columns, tile.n_end - tile.n);
-  // Rounded up to what the instruction takes; a row of the input is no shorter.
+  // Rounded up to what the instruction takes; a row of the input has these bytes.
   const int bytes = (columns * static_cast<int>(sizeof(Bits)) + 15) / 16 * 16;
   for (int row = tile.thread; row < rows; row += tile.num_threads) {
     const Bits* const first = static_cast<const Bits*>(input) + (tile.m + row) * row_stride;

@@ -16,11 +16,11 @@ from collections import deque
 from typing import Any
 
 from stoneware.epilogue import source
-from stoneware.errors import StonewareError, TableError, UnsupportedError
+from stoneware.errors import StonewareError, UnsupportedError
 from stoneware.kernels import manifest, sm90_kernels
 from stoneware.linking import cubins, toolchain
 from stoneware.linking.toolchain import Library
-from stoneware.runtime import native, package_files, regular_file
+from stoneware.runtime import native, package_files
 
 _LOG = logging.getLogger("stoneware.epilogue")
 
@@ -67,7 +67,12 @@ def soon(kernel: str, text: str) -> Any | None:
         return _kernels[key]
     if key in _failed:
         return None
-    if (kept := cubins.read(_digest(kernel, text))) is not None:
+    try:
+        name = _digest(kernel, text)
+    except UnsupportedError as error:  # neither library is here: its version is part of the name
+        _fail(key, error)
+        return None
+    if (kept := cubins.read(name)) is not None:
         return _kernels.setdefault(key, native.load(sm90_kernels.MODULE).LinkedKernel(kernel, kept))
     with _changed:
         if key not in _in_progress:
@@ -119,6 +124,11 @@ def cubin(kernel: str, text: str) -> bytes:
     return linked
 
 
+def _fail(key: Key, error: StonewareError) -> None:
+    _failed[key] = error
+    _LOG.warning("an epilogue stays unfused, since it cannot be linked into %s: %s", key[0], error)
+
+
 def _link_in_background() -> None:
     while True:
         with _changed:
@@ -127,8 +137,7 @@ def _link_in_background() -> None:
         try:
             now(*key)
         except StonewareError as error:
-            _failed[key] = error
-            _LOG.warning("an epilogue stays unfused, since it cannot be linked into %s: %s", key[0], error)
+            _fail(key, error)
         except Exception as error:  # whatever it is, the thread serves the others
             _failed[key] = UnsupportedError(f"linking {key[0]} failed: {type(error).__name__}: {error}")
             _LOG.exception("an epilogue stays unfused, since linking it into %s failed", key[0])
@@ -150,18 +159,7 @@ def _device_code_sha256() -> str:
 
 @functools.lru_cache(maxsize=8)
 def _open_file(name: str, sha256: str) -> bytes:
-    path = package_files.path("open_kernels", name)
-    try:
-        data = regular_file.read(path)
-    except OSError as error:
-        raise TableError(f"{path}: {error}; {package_files.REMEDY}") from error
-    found = hashlib.sha256(data).hexdigest()
-    if found != sha256:
-        raise TableError(
-            f"{path}: expected the content with sha256={sha256}, as kernel_manifest.json says, found {found}; "
-            f"{package_files.REMEDY}"
-        )
-    return data
+    return package_files.read_listed(package_files.path("open_kernels", name), sha256)
 
 
 def _open_kernel(kernel: str) -> bytes:

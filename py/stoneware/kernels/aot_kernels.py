@@ -8,10 +8,8 @@ of both. Triton is not needed, and is not imported, to run them.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from stoneware.errors import TableError
@@ -20,7 +18,7 @@ from stoneware.kernels.config import TRITON_AOT, Config
 from stoneware.kernels.key import Key
 from stoneware.kernels.launch_description import INT32_MAX, LaunchDescription
 from stoneware.kernels.manifest import KernelRecord
-from stoneware.runtime import native, package_files, regular_file
+from stoneware.runtime import native, package_files
 from stoneware.runtime.device import DRIVER_MODULE, Device
 from stoneware.runtime.fast_dataclass import dataclass
 
@@ -154,7 +152,10 @@ def load(kernel_id: str, num_arguments: int) -> AotKernel:
     record = manifest.packaged().kernel(kernel_id, BACKEND)
     cubin_path = package_files.path("cubins", f"{kernel_id}.cubin")
     json_path = package_files.path("cubins", f"{kernel_id}.json")
-    cubin, text = _read(cubin_path, record.sha256), _read(json_path, record.description_sha256)
+    cubin, text = (
+        package_files.read_listed(cubin_path, record.sha256),
+        package_files.read_listed(json_path, record.description_sha256),
+    )
     try:
         description = LaunchDescription.from_json(json.loads(text))
         return AotKernel(
@@ -167,17 +168,3 @@ def load(kernel_id: str, num_arguments: int) -> AotKernel:
             f"{json_path}: it and the manifest do not describe a kernel that can be launched: {error}; "
             f"{package_files.REMEDY}"
         ) from error
-
-
-def _read(path: Path, sha256: str) -> bytes:
-    """The file's bytes, if they are those that the manifest lists."""
-    try:
-        data = regular_file.read(path)
-    except OSError as error:
-        raise TableError(f"{path}: cannot be read: {error}; {package_files.REMEDY}") from error
-    digest = hashlib.sha256(data).hexdigest()
-    if digest != sha256:
-        raise TableError(
-            f"{path}: its sha256={digest} must be {sha256 or 'listed'}, as the manifest says; {package_files.REMEDY}"
-        )
-    return data

@@ -4,7 +4,8 @@
     _FusedCalls     the calls of one op with one function: a FastCall, like that of the op itself
     _make           the plan for a kind of call: an open kernel with the function linked in, or, where that
                     cannot be or is not linked yet, the op's own kernel with a float32 result, and the function
-    _Trained        a call that needs gradients: fused too, with the sums as a further result
+
+A call that needs gradients is fused too, with the sums as a further result (`fused_backward.py`).
 
 Both plans give the same values, up to float32 rounding. Torch dispatch modes and torch.compile get the second
 one, so that they see torch's operators.
@@ -12,10 +13,8 @@ one, so that they see torch's operators.
 
 from __future__ import annotations
 
-import functools
-import itertools
 import logging
-import types
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,12 +23,15 @@ from torch.autograd import forward_ad
 
 from stoneware.epilogue import linked, source, trace
 from stoneware.epilogue.expression import Expression
+from stoneware.epilogue.identity import identity
 from stoneware.errors import LinkError, TuningMissError, UnsupportedError, quoted
 from stoneware.kernels.config import Config
 from stoneware.kernels.sm90_kernels import BACKEND as SM90
-from stoneware.ops import backward, native_call, tensor_checks
+from stoneware.ops import native_call, tensor_checks
 from stoneware.ops.backend import Plan, torch_plan
+from stoneware.ops.fused_backward import Trained
 from stoneware.ops.plan_cache import OpPlans
+from stoneware.runtime import native
 from stoneware.runtime.device import Device
 from stoneware.runtime.dtypes import TORCH_DTYPES
 from stoneware.tuning import policy
@@ -39,7 +41,7 @@ _LOG = logging.getLogger("stoneware.epilogue")
 Epilogue = Callable[..., Any]
 
 _MOST_FUNCTIONS = 1024
-"""Of an op. A function that is made anew for each call is known again, see `_identity`."""
+"""Most functions of an op whose calls are kept."""
 
 _MOST_TENSORS = 32
 """kMaxTensors of cc/call/made_plan.h."""
@@ -77,14 +79,14 @@ def call(plans: OpPlans, function: Epilogue, inputs: Sequence[torch.Tensor], *ar
 def calls_of(
     plans: OpPlans, function: Epilogue, inputs: Sequence[torch.Tensor], tensors: Sequence[Any], objects: Sequence[Any]
 ) -> _FusedCalls:
-    """The calls of the op with this function, made if there are none yet.
+    """The calls of the op with this function, made at the first.
 
     Args:
       plans, function, inputs: as for `call`.
       tensors: of the op, without out.
       objects: its other arguments, backend and config.
     """
-    key = _identity(function), len(inputs), getattr(tensors[0], "dtype", None), *objects
+    key = identity(function), len(inputs), getattr(tensors[0], "dtype", None), *objects
     try:
         calls: _FusedCalls | None = plans.fused.get(key)
     except TypeError as error:  # an object that cannot be hashed
@@ -96,78 +98,6 @@ def calls_of(
             plans.fused.clear()
         calls = plans.fused[key] = _FusedCalls(plans, function, tensors, inputs, objects)
     return calls
-
-
-def _identity(function: Epilogue) -> Any:
-    """What tells one function from another: of a Python function its code and the values that it reads, so that a
-    lambda in a loop is one function, and another one when a number that it reads has changed."""
-    if type(function) is not types.FunctionType:
-        return function
-    values = [cell.cell_contents for cell in function.__closure__ or ()]
-    values += function.__defaults__ or ()
-    values += (function.__kwdefaults__ or {}).values()
-    globals_ = function.__globals__
-    values += [globals_.get(name) for name in _names(function.__code__)]
-    identity = function.__code__, id(globals_), tuple((type(value), value) for value in values)
-    try:
-        hash(identity)
-    except TypeError:  # a list, for example, which may change in place
-        return function
-    return identity
-
-
-@functools.lru_cache(maxsize=_MOST_FUNCTIONS)
-def _names(code: types.CodeType) -> tuple[str, ...]:
-    """The names that code reads, those of inner functions included; some are attributes and no globals."""
-    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return (*code.co_names, *itertools.chain.from_iterable(map(_names, inner)))
-
-
-class _Trained(torch.autograd.Function):
-    """_Trained.apply(calls, with_sums, *tensors) is a call, and differentiable once.
-
-    The sums are saved in the op's own dtype, as the result of a layer would be, and the function runs again
-    on them in backward, under autograd. The gradients of the op are those of its rule.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, calls: _FusedCalls, with_sums: _FusedCalls, *arguments: torch.Tensor | None) -> Any:
-        ctx.calls, ctx.state = calls, policy.state()
-        *results, sums = policy.run_in(None, with_sums.call, *arguments)
-        ctx.save_for_backward(sums, *arguments)
-        ctx.mark_non_differentiable(*[result for result in results if result.dtype.itemsize == 1])
-        ctx.set_materialize_grads(False)
-        return tuple(results)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    @backward.in_state_of_call
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        calls: _FusedCalls = ctx.calls
-        sums, *arguments = ctx.saved_tensors
-        tensors, inputs = calls.split(arguments)
-        needs = ctx.needs_input_grad[2:]
-        needs_op, needs_inputs = needs[: len(tensors)], needs[len(tensors) :]
-        with torch.enable_grad():
-            acc = sums.float().requires_grad_()
-            leaves = [one.detach().requires_grad_(need) for one, need in zip(inputs, needs_inputs)]
-            returned = calls.function(acc, *leaves)
-            results = returned if isinstance(returned, (tuple, list)) else (returned,)
-            pairs = [
-                (result, grad) for result, grad in zip(results, grads) if grad is not None and result.requires_grad
-            ]
-            wanted = [acc, *itertools.compress(leaves, needs_inputs)]
-            found: Sequence[torch.Tensor | None] = [None] * len(wanted)
-            if pairs:
-                outputs, given = zip(*((result, grad.to(result.dtype)) for result, grad in pairs))
-                found = torch.autograd.grad(outputs, wanted, given, allow_unused=True)
-        dacc, *of_inputs = found
-        of_op: Sequence[torch.Tensor | None] = [None] * len(tensors)
-        if any(needs_op) and dacc is not None:
-            saved, gradients = backward.rule_of(calls.plans.spec)(needs_op, *tensors, None, *calls.objects)
-            of_op = gradients(dacc.to(sums.dtype), *saved)
-        remaining = iter(of_inputs)
-        return None, None, *of_op, *[next(remaining) if need else None for need in needs_inputs]
 
 
 class _Kind(NamedTuple):
@@ -208,7 +138,7 @@ class _FusedCalls:
         self._sums_too: _FusedCalls | None = None
         self._check(tensors, inputs)
         self._check_arguments(tensors)
-        expression, _, _ = self._traced(tensors, inputs)
+        expression, _ = self._traced(tensors, inputs)
         self._num_outputs, self._is_tuple = len(expression.outputs), expression.is_tuple
         first_out = self._num_tensors + self._num_inputs
         spec = plans.spec
@@ -259,16 +189,14 @@ class _FusedCalls:
         self.plans.operation.check_argument(backend, config)
         self.plans.checks.plan(lambda problem: tensor_checks.run_nothing, *tensors, None, *objects)
 
-    def _traced(
-        self, tensors: Sequence[Any], inputs: Sequence[torch.Tensor]
-    ) -> tuple[Expression, tuple[int, ...], torch.dtype]:
-        """What the function computes, the shape of the op's result, and the call's out dtype."""
+    def _traced(self, tensors: Sequence[Any], inputs: Sequence[torch.Tensor]) -> tuple[Expression, tuple[int, ...]]:
+        """What the function computes, and the shape of the op's result."""
         shape, dtype = self.plans.checks.result(*tensors, None, *self.objects[:-2])
         expression = trace.trace(self.function, shape, inputs, tensors[0].device)
         outputs = tuple(
             output._replace(dtype=_stored(output.kind, output.dtype, dtype)) for output in expression.outputs
         )
-        return expression._replace(outputs=outputs), tuple(shape), dtype
+        return expression._replace(outputs=outputs), tuple(shape)
 
     def _slow(self, *arguments: Any) -> Any:
         """A whole call of any kind; torch dispatch modes see torch's operators."""
@@ -276,7 +204,7 @@ class _FusedCalls:
         self._check(tensors, inputs)
         both = (*tensors, *inputs)
         if tensor_checks.needs_gradient(both) and not self._is_unusual(both):
-            results = _Trained.apply(self, self._with_sums(tensors, inputs), *both)
+            results = Trained.apply(self, self._with_sums(tensors, inputs), *both)
             return results if self._num_outputs > 1 else results[0]
         results = _unfused(self.plans, self.plans.call, self.function, tensors, inputs, self.objects)
         return results[0] if self._is_tuple and self._num_outputs == 1 else results
@@ -313,7 +241,7 @@ class _FusedCalls:
         tensors, inputs = self.split(arguments)
         device = self._check(tensors, inputs)
         self._check_arguments(tensors)
-        expression, shape, _ = self._traced(tensors, inputs)
+        expression, shape = self._traced(tensors, inputs)
         outputs = [native_call.dense(output.shape, output.dtype) for output in expression.outputs]
         kind = self._kind(tensors, inputs, expression, shape, device)
         row: tuple[Sequence[int], torch.dtype] = ((0,), tensors[0].dtype)
@@ -354,17 +282,14 @@ class _FusedCalls:
             return tensor_checks.run_nothing
 
         if (
-            self.plans.checks.plan(plan, *tensors, None, *self._narrow(tensors, objects))
+            self.plans.checks.plan(plan, *tensors, None, *self._with_16_bits(tensors, objects))
             is not tensor_checks.run_nothing
         ):
             return "an operand is copied first"
         if not problems:
             return "the result is empty"
         (problem,) = problems
-        rows = 1
-        for extent in shape[:-1]:
-            rows *= extent
-        if (problem.m, problem.n) != (rows, shape[-1]) or getattr(problem, "batch", 1) != 1:
+        if (problem.m, problem.n) != (math.prod(shape[:-1]), shape[-1]) or getattr(problem, "batch", 1) != 1:
             return "it is a batch"
         main = next(
             (
@@ -384,7 +309,7 @@ class _FusedCalls:
             return str(error)
         return _Kind(problem, decision.config, text, main)
 
-    def _narrow(self, tensors: Sequence[Any], objects: Sequence[Any]) -> list[Any]:
+    def _with_16_bits(self, tensors: Sequence[Any], objects: Sequence[Any]) -> list[Any]:
         """The op's other arguments with the out dtype that open kernels have: 16 bits."""
         narrow = list(objects)
         place = _place_of_out_dtype(self.plans.spec)
@@ -435,14 +360,13 @@ class _FusedCalls:
             discards_out=kind.main is None,
         )
 
-        def run(*tensors: torch.Tensor | None) -> None:
-            chosen = [tensors[position] for position in positions]
-            launch(
-                torch.cuda.current_stream(device.ordinal).cuda_stream,
-                [0 if tensor is None else tensor.data_ptr() for tensor in chosen],
-            )
+        assert device.ordinal is not None  # a GPU of this machine has one
+        plan = native.plan(launch, device.ordinal)
 
-        run.native_launch = [(launch.native_launch(), positions, -1)]  # type: ignore[attr-defined]
+        def run(*tensors: torch.Tensor | None) -> None:
+            plan(*[tensors[position] for position in positions])
+
+        run.native_launch = [(plan.native_launch, positions, -1)]  # type: ignore[attr-defined]
         return run
 
     def _unfused_plan(self) -> Plan:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from pathlib import Path
+
+from stoneware.errors import TableError
+from stoneware.runtime import regular_file
 
 ROOT = Path(__file__).parent.parent
 """The folder of the package `stoneware`."""
@@ -16,6 +20,22 @@ REMEDY = "reinstall the stoneware wheel (pip install --force-reinstall)"
 def path(*parts: str) -> Path:
     """A file of the package: `path("tables", "scaled_mm.table")`."""
     return ROOT.joinpath(*parts)
+
+
+def read_listed(path: Path, sha256: str) -> bytes:
+    """The bytes of a file of the package, if they are those that the manifest lists.
+
+    Raises:
+      TableError: it cannot be read, or has another digest.
+    """
+    try:
+        data = regular_file.read(path)
+    except OSError as error:
+        raise TableError(f"{path}: cannot be read: {error}; {REMEDY}") from error
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != sha256:
+        raise TableError(f"{path}: its sha256={digest} must be {sha256 or 'listed'}, as the manifest says; {REMEDY}")
+    return data
 
 
 def may_have_entry_points(group: str) -> bool:

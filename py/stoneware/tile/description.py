@@ -23,7 +23,7 @@ _LAYOUTS = ("row", "col")
 _FIRST_FP8_ARCH = 89
 _MULTIPLE = 16
 _MOST_SHARED_BYTES = 227 * 1024
-"""Of a block (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", 9.0)."""
+"""Shared memory of a block (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", 9.0)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,34 @@
+"""What tells one epilogue from another: its code, and the values that it reads."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import types
+from collections.abc import Callable
+from typing import Any
+
+
+def identity(function: Callable[..., Any]) -> Any:
+    """A key of the function. Of a Python function it has the code and what this reads in closures, defaults and
+    globals, so that a lambda in a loop is one function, and another one when a number that it reads has changed."""
+    if type(function) is not types.FunctionType:
+        return function
+    values = [cell.cell_contents for cell in function.__closure__ or ()]
+    values += function.__defaults__ or ()
+    values += (function.__kwdefaults__ or {}).values()
+    globals_ = function.__globals__
+    values += [globals_.get(name) for name in _names(function.__code__)]
+    key = function.__code__, id(globals_), tuple((type(value), value) for value in values)
+    try:
+        hash(key)
+    except TypeError:  # a list, for example, which may change in place
+        return function
+    return key
+
+
+@functools.lru_cache(maxsize=1024)
+def _names(code: types.CodeType) -> tuple[str, ...]:
+    """The names that code reads, with those of inner functions; attributes are among them."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return (*code.co_names, *itertools.chain.from_iterable(map(_names, inner)))
