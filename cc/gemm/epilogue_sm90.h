@@ -13,6 +13,12 @@
 //     `n_end` on: they are meaningless, and no memory must be read or written for them.
 //   - The order of calls is undefined. With full tiles (persistent_mm_sm90.h) some rows are in two
 //     tiles, so that it gets their values twice, bitwise the same.
+//   - Pairs mostly come in fragments of 16 x 16 elements: four calls, one after the other, with
+//     slots 0 to 3. Slot 2 * i + j has 8 x 8 elements: those 8 * i further along the columns of the
+//     accumulators and 8 * j along their rows. Lane l has row l / 4 and columns 2 * (l % 4) and one
+//     more. Accumulators' columns run along n, or with is_along_m along m.
+//   - What it puts in the state is there in the next calls of the same thread, up to and including
+//     the one with is_last of the same rows, the first of which had is_first.
 
 #pragma once
 
@@ -26,6 +32,16 @@ struct EpiloguePair {
   int m_end;        // one past the last row of d, of the group, or of an odd tile
   int n_end;        // the columns of d
   int group;        // of grouped_mm; otherwise 0
+  int slot;         // in the fragment; -1 without one
+  bool is_first;    // in the first fragment of these rows of the accumulators, in this tile
+  bool is_last;     // in the last
+};
+
+// What an epilogue keeps from call to call: registers, and only those that it uses.
+struct EpilogueState {
+  static constexpr int kWords = 64;
+
+  unsigned words[kWords];
 };
 
 // A tile of d that the block is about to multiply. What the epilogue will read of it can be
@@ -51,7 +67,7 @@ struct alignas(64) EpilogueParams {
 };
 
 extern "C" __device__ float2 stoneware_epilogue(float2 values, EpiloguePair pair,
-                                                const EpilogueParams* params);
+                                                EpilogueState* state, const EpilogueParams* params);
 
 extern "C" __device__ void stoneware_prefetch(EpilogueTile tile, const EpilogueParams* params);
 
@@ -70,14 +86,22 @@ struct OpenParams : Params {
   EpilogueParams epilogue;
 };
 
+// Where a pair is in its fragment and among those of its rows.
+struct EpilogueStep {
+  int slot;
+  bool is_first;
+  bool is_last;
+};
+
 // The values of a pair, as the epilogue of an open kernel returns them. `params` belongs to an
 // OpenParams.
 template <class Params>
 __device__ __forceinline__ float2 RunEpilogue(float2 values, const EpiloguePair& pair,
-                                              const Params& params) {
+                                              EpilogueState& state, const Params& params) {
   static_assert(sizeof(OpenParams<Params>) == sizeof(Params) + sizeof(EpilogueParams),
                 "the host appends the epilogue's parameters");
-  return stoneware_epilogue(values, pair, &static_cast<const OpenParams<Params>&>(params).epilogue);
+  return stoneware_epilogue(values, pair, &state,
+                            &static_cast<const OpenParams<Params>&>(params).epilogue);
 }
 
 template <class Params>

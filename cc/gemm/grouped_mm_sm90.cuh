@@ -153,6 +153,7 @@ class GroupedTileStore {
     static_assert(Shape::kTileColumns % 32 == 0);
     const int m[2] = {first_m + lane_ / 4, first_m + lane_ / 4 + 8};
     const float scale_a[2] = {ScaleOfRow(m[0]), ScaleOfRow(m[1])};
+    EpilogueState state;
 #pragma unroll
     for (int block = 0; block < Shape::kTileColumns / 8; block += 4) {
       unsigned words[2][4];
@@ -164,7 +165,10 @@ class GroupedTileStore {
         for (int half = 0; half < 2; ++half) {
           const int at = (block + i) * 4 + half * 2;
           words[half][i] = Finish(sums[at] * scale_a[half] * scale_b[0],
-                                  sums[at + 1] * scale_a[half] * scale_b[1], m[half], n);
+                                  sums[at + 1] * scale_a[half] * scale_b[1], m[half], n,
+                                  {i % 2 * 2 + half, block + i / 2 == 0,
+                                   block + i / 2 * 2 + 2 == Shape::kTileColumns / 8},
+                                  state);
         }
       }
       // Lane q of the quad gets all eight columns of block + q.
@@ -182,6 +186,7 @@ class GroupedTileStore {
     static_assert(Shape::kTileColumns % 16 == 0);
     const float scale_b[2] = {ScaleOfColumn(first_n + lane_ / 4),
                               ScaleOfColumn(first_n + lane_ / 4 + 8)};
+    EpilogueState state;
 #pragma unroll
     for (int block = 0; block < Shape::kTileColumns / 8; block += 2) {
       unsigned words[4];
@@ -192,9 +197,10 @@ class GroupedTileStore {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int at = (block + i) * 4 + half * 2;
-          words[2 * i + half] = TransposeInWarp(Finish(sums[at] * scale_a[0] * scale_b[half],
-                                                       sums[at + 1] * scale_a[1] * scale_b[half], m,
-                                                       first_n + lane_ / 4 + 8 * half));
+          words[2 * i + half] = TransposeInWarp(
+              Finish(sums[at] * scale_a[0] * scale_b[half],
+                     sums[at + 1] * scale_a[1] * scale_b[half], m, first_n + lane_ / 4 + 8 * half,
+                     {2 * i + half, block == 0, block + 2 == Shape::kTileColumns / 8}, state));
         }
       }
       // Word 2 * i + half holds row lane / 4 of block + i, n of `half`. Lane q of the quad gets the
@@ -208,10 +214,12 @@ class GroupedTileStore {
 
   // Rounds two neighbours, of n or with swapped operands of m, after the epilogue of an open
   // kernel.
-  __device__ __forceinline__ unsigned Finish(float first, float second, int m, int n) const {
+  __device__ __forceinline__ unsigned Finish(float first, float second, int m, int n,
+                                             EpilogueStep step, EpilogueState& state) const {
     if constexpr (Shape::kIsOpen) {
-      const EpiloguePair pair = {m, n, Shape::kSwapAb, tile_.m_end, params_.n, tile_.group};
-      const float2 values = RunEpilogue(make_float2(first, second), pair, params_);
+      const EpiloguePair pair = {m,           n,         Shape::kSwapAb, tile_.m_end, params_.n,
+                                 tile_.group, step.slot, step.is_first,  step.is_last};
+      const float2 values = RunEpilogue(make_float2(first, second), pair, state, params_);
       return Pack<Shape::kOut>(values.x, values.y);
     } else {
       return Pack<Shape::kOut>(first, second);

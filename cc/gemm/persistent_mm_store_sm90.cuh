@@ -270,6 +270,7 @@ class TileStore {
         const int row = (step * Shape::kWarpGroups + warp_group_) * 64 + warp_ * 16;
         const float* const row_scales = Shape::kSwapAb ? scales_b_ : scales_a_;
         const float* const column_scales = Shape::kSwapAb ? scales_a_ : scales_b_;
+        EpilogueState state;
         unsigned words[4];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -282,14 +283,14 @@ class TileStore {
             const float row_scale = row_scales[at];
             const float2 pair = half == 0 ? make_float2(sum.x, sum.y) : make_float2(sum.z, sum.w);
             if constexpr (Shape::kSwapAb) {
-              words[2 * i + half] =
-                  Finish(column_scale.x * pair.x * row_scale + biases_[at],
-                         column_scale.y * pair.y * row_scale + biases_[at], at, column);
+              words[2 * i + half] = Finish(column_scale.x * pair.x * row_scale + biases_[at],
+                                           column_scale.y * pair.y * row_scale + biases_[at], at,
+                                           column, {2 * i + half, true, true}, state);
             } else {
               const float2 bias = Pair(biases_, column);
-              words[2 * i + half] =
-                  Finish(row_scale * pair.x * column_scale.x + bias.x,
-                         row_scale * pair.y * column_scale.y + bias.y, at, column);
+              words[2 * i + half] = Finish(row_scale * pair.x * column_scale.x + bias.x,
+                                           row_scale * pair.y * column_scale.y + bias.y, at, column,
+                                           {2 * i + half, true, true}, state);
             }
           }
         }
@@ -321,7 +322,8 @@ class TileStore {
   }
 
   // Rounds two neighbours along the columns, after the epilogue of an open kernel.
-  __device__ __forceinline__ unsigned Finish(float first, float second, int row, int column) const {
+  __device__ __forceinline__ unsigned Finish(float first, float second, int row, int column,
+                                             EpilogueStep step, EpilogueState& state) const {
     if constexpr (Shape::kIsOpen) {
       int m_end = EndM();
       // The last of the shares of 16 columns may reach into the next tile.
@@ -333,8 +335,11 @@ class TileStore {
                                  Shape::kSwapAb,
                                  m_end,
                                  params_.n,
-                                 group};
-      const float2 values = RunEpilogue(make_float2(first, second), pair, params_);
+                                 group,
+                                 step.slot,
+                                 step.is_first,
+                                 step.is_last};
+      const float2 values = RunEpilogue(make_float2(first, second), pair, state, params_);
       return Pack<Shape::kOut>(values.x, values.y);
     } else {
       return Pack<Shape::kOut>(first, second);
@@ -358,8 +363,10 @@ class TileStore {
       bias[half] = biases_[row + lane_ / 4 + 8 * half];
     }
     if constexpr (kUsesBoxes) boxes_.Begin();
+    EpilogueState state;
 #pragma unroll
     for (int block = 0; block < Shape::kColumns / 8; block += 2) {
+      const bool is_alone = block + 1 == Shape::kColumns / 8;
       unsigned words[4] = {};
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -368,10 +375,11 @@ class TileStore {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           // Two m of one n.
-          words[2 * i + half] =
-              Finish(scale_a.x * sums[(block + i) * 4 + half * 2] * scale_b[half] + bias[half],
-                     scale_a.y * sums[(block + i) * 4 + half * 2 + 1] * scale_b[half] + bias[half],
-                     row + lane_ / 4 + 8 * half, (block + i) * 8 + 2 * quad_lane_);
+          words[2 * i + half] = Finish(
+              scale_a.x * sums[(block + i) * 4 + half * 2] * scale_b[half] + bias[half],
+              scale_a.y * sums[(block + i) * 4 + half * 2 + 1] * scale_b[half] + bias[half],
+              row + lane_ / 4 + 8 * half, (block + i) * 8 + 2 * quad_lane_,
+              {is_alone ? -1 : 2 * i + half, block == 0, block + 2 >= Shape::kColumns / 8}, state);
         }
       }
       if constexpr (kUsesBoxes) {
@@ -411,14 +419,15 @@ class TileStore {
     static_assert(kUsesBoxes);
     const float scale_a[2] = {Scale(scales_a_, row + lane_ / 4),
                               Scale(scales_a_, row + lane_ / 4 + 8)};
+    EpilogueState state;
 #pragma unroll
     for (int column = 0; column + Shape::kBoxColumns <= Shape::kColumns;
          column += Shape::kBoxColumns) {
-      StoreBoxAt<Shape::kBoxColumns>(&params_.d_map, sums, row, column, scale_a);
+      StoreBoxAt<Shape::kBoxColumns>(&params_.d_map, sums, row, column, scale_a, state);
     }
     if constexpr (Shape::kNarrowBoxes) {
       StoreBoxAt<Shape::kLastBoxColumns>(&params_.narrow_d_map, sums, row,
-                                         Shape::kColumns - Shape::kLastBoxColumns, scale_a);
+                                         Shape::kColumns - Shape::kLastBoxColumns, scale_a, state);
     }
   }
 
@@ -426,6 +435,7 @@ class TileStore {
   __device__ void StoreStraightRuns(const Sums& sums, int row) {
     const float scale_a[2] = {Scale(scales_a_, row + lane_ / 4),
                               Scale(scales_a_, row + lane_ / 4 + 8)};
+    EpilogueState state;
 #pragma unroll
     for (int block = 0; block < Shape::kColumns / 8; block += 2) {
       unsigned words[4];
@@ -437,7 +447,8 @@ class TileStore {
         const float2 bias = Pair(biases_, at * 8 + 2 * quad_lane_);
         words[i] = Finish(scale_a[i % 2] * pair[0] * scale_b.x + bias.x,
                           scale_a[i % 2] * pair[1] * scale_b.y + bias.y,
-                          row + lane_ / 4 + 8 * (i % 2), at * 8 + 2 * quad_lane_);
+                          row + lane_ / 4 + 8 * (i % 2), at * 8 + 2 * quad_lane_,
+                          {i, block == 0, block + 2 == Shape::kColumns / 8}, state);
       }
       // Lane q of the quad gets the eight n of half q % 2 of block q / 2.
       TransposeInQuad(words, quad_lane_);
@@ -448,7 +459,7 @@ class TileStore {
 
   template <int kBoxColumns>
   __device__ void StoreBoxAt(const CUtensorMap* d_map, const Sums& sums, int row, int first_column,
-                             const float (&scale_a)[2]) {
+                             const float (&scale_a)[2], EpilogueState& state) {
     constexpr int kBlocks = kBoxColumns / 8;
     // All of them before the box is written: no load passes a write to shared memory.
     float2 scale_b[kBlocks];
@@ -468,9 +479,12 @@ class TileStore {
         const int at = block + i / 2;
         const int half = i % 2;
         const float* const pair = &sums[first_column / 2 + at * 4 + half * 2];
-        words[i] = Finish(scale_a[half] * pair[0] * scale_b[at].x + bias[at].x,
-                          scale_a[half] * pair[1] * scale_b[at].y + bias[at].y,
-                          row + lane_ / 4 + 8 * half, first_column + at * 8 + 2 * quad_lane_);
+        words[i] =
+            Finish(scale_a[half] * pair[0] * scale_b[at].x + bias[at].x,
+                   scale_a[half] * pair[1] * scale_b[at].y + bias[at].y, row + lane_ / 4 + 8 * half,
+                   first_column + at * 8 + 2 * quad_lane_,
+                   {i, first_column + block == 0, first_column + block * 8 + 16 == Shape::kColumns},
+                   state);
       }
       boxes_.template Write<kBoxColumns, false>(
           words, warp_ * 16 + lane_matrix_ % 2 * 8 + lane_row_, block + lane_matrix_ / 2);

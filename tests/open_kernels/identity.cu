@@ -5,7 +5,7 @@
 namespace sm90 = stoneware::gemm::sm90;
 
 extern "C" __device__ float2 stoneware_epilogue(float2 values, sm90::EpiloguePair,
-                                                const sm90::EpilogueParams*) {
+                                                sm90::EpilogueState*, const sm90::EpilogueParams*) {
   return values;
 }
 

@@ -7,7 +7,8 @@
     expression.py    what it noted: a value for each element of the outputs
     arithmetic.py    how each operator of torch is written in CUDA C++
     source.py        the expression as the device function of cc/gemm/epilogue_sm90.h, and its parameters
-    device_code.h    what every such function begins with
+    device_code.h    what every such function begins with, and behind it
+    fragments.h      loads and stores of 16 bytes
     linked.py        a kernel with the function linked in: at once, in the background, or from the disk
 
 `stoneware.ops.fused` makes calls of them.

@@ -135,7 +135,7 @@ def _power(arguments: Mapping[str, Any]) -> str:
 def _gelu(arguments: Mapping[str, Any]) -> str:
     if arguments.get("approximate", "none") == "tanh":
         return _TANH_GELU
-    return f"({{self}} * 0.5f * (1.0f + erff({{self}} * {math.sqrt(0.5)!r}f)))"
+    return "Gelu({self})"
 
 
 OTHERS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {

@@ -14,13 +14,16 @@ from typing import Any, NamedTuple
 import torch
 
 from stoneware.epilogue import arithmetic
-from stoneware.epilogue.expression import Acc, Apply, Constant, Expression, Half, Load, UnfusableError, loads
+from stoneware.epilogue.expression import Acc, Apply, Constant, Expression, Half, Load, Output, UnfusableError, loads
 
 PARAMETER_BYTES = 512
 """EpilogueParams::kBytes of cc/gemm/epilogue_sm90.h."""
 
 _WORD = 8
 """Bytes of an address, and of a stride."""
+
+_STATE_WORDS = 64
+"""EpilogueState::kWords of cc/gemm/epilogue_sm90.h."""
 
 _DTYPES = {
     torch.float32: "Float32",
@@ -50,7 +53,8 @@ class Source(NamedTuple):
 
 def device_code() -> str:
     """What the text of every epilogue begins with."""
-    return Path(__file__).with_name("device_code.h").read_text(encoding="ascii")
+    folder = Path(__file__).parent
+    return "".join((folder / name).read_text(encoding="ascii") for name in ("device_code.h", "fragments.h"))
 
 
 def write(expression: Expression, *, main: int | None, has_pairs: Sequence[bool]) -> Source:
@@ -71,11 +75,13 @@ class _Writer:
     def __init__(self, main: int | None, has_pairs: Sequence[bool]) -> None:
         self._main, self._has_pairs = main, has_pairs
         self._lines: list[str] = []
-        self._names: dict[tuple[int, str], str] = {}  # (id of a node, frame) -> variable
+        self._names: dict[tuple[Any, str], str] = {}  # (a load, or the id of a node; frame) -> variable
+        self._variables: dict[str, str] = {}  # what a variable has -> the variable
         self._slots: dict[Load, str] = {}  # arguments of its load
         self._parameters = bytearray()
         self._inputs: list[tuple[int, int]] = []
         self._outputs: list[tuple[int, int]] = []
+        self._num_words = 0  # of the state
 
     def write(self, expression: Expression) -> Source:
         for load in loads(expression):
@@ -90,12 +96,7 @@ class _Writer:
                 continue
             dtype = "float" if output.kind == "row_max" else "void"
             address = f"Parameter<{dtype}*>(params, {self._add_address(self._outputs, position)})"
-            store = {
-                "full": f"StoreBoth<{_DTYPES[output.dtype]}>",
-                "half": f"StoreHalf<{_DTYPES[output.dtype]}>",
-                "row_max": "StoreHalfRowMax" if output.is_half else "StoreRowMax",
-            }[output.kind]
-            self._lines.append(f"{store}(at, {address}, {', '.join(values)});")
+            self._lines.append(f"{self._store(output)}, {address}, {', '.join(values)});")
         if len(self._parameters) > PARAMETER_BYTES:
             raise UnfusableError(
                 f"the addresses and strides of an epilogue's tensors must take at most {PARAMETER_BYTES} bytes, but "
@@ -113,13 +114,32 @@ class _Writer:
         body = "".join(f"  {line}\n" for line in self._lines)
         text = (
             'extern "C" __device__ float2 stoneware_epilogue(float2 acc, EpiloguePair pair, '
-            "const EpilogueParams* params) {\n"
+            "EpilogueState* state, const EpilogueParams* params) {\n"
             f"  const Place at(pair);\n{body}  return {returned};\n}}\n\n"
             'extern "C" __device__ void stoneware_prefetch(EpilogueTile tile, const EpilogueParams* params) {\n'
             f"{''.join(prefetches)}}}\n"
         )
         parameters = bytes(self._parameters).ljust(PARAMETER_BYTES, b"\0")
         return Source(text, parameters, tuple(self._inputs), tuple(self._outputs))
+
+    def _words(self) -> str | None:
+        """Four words of the state; None if all are taken."""
+        first, self._num_words = self._num_words, self._num_words + 4
+        return None if self._num_words > _STATE_WORDS else f"state->words + {first}"
+
+    def _store(self, output: Output) -> str:
+        """The text that stores an output, up to its address."""
+        dtype, item_bytes = _DTYPES[output.dtype], output.dtype.itemsize
+        if output.kind == "row_max" and output.is_half:
+            return "StoreHalfRowMax(at"
+        if output.kind == "row_max":
+            words = self._words()
+            return f"StoreRowMaxOfRun(at, {words}" if words else "StoreRowMax(at"
+        if output.kind == "half":
+            words = self._words() if item_bytes <= 2 else None
+            return f"StoreHalfOfFragment<{dtype}>(at, pair, {words}" if words else f"StoreHalf<{dtype}>(at"
+        words = self._words() if item_bytes == 2 else None
+        return f"StoreOfFragment<{dtype}>(at, pair, {words}" if words else f"StoreBoth<{dtype}>(at"
 
     def _arguments_of(self, load: Load) -> str:
         """The address and the strides of a load; strides of 0 and 1 are in the text."""
@@ -145,7 +165,7 @@ class _Writer:
             return f"acc.{frame}"
         if isinstance(node, Constant):
             return _literal(node.value)
-        key = (id(node), frame)
+        key = (node if isinstance(node, Load) else id(node), frame)
         if key not in self._names:
             if isinstance(node, Load):
                 self._load(node, frame)
@@ -156,10 +176,13 @@ class _Writer:
         return self._names[key]
 
     def _load(self, load: Load, frame: str) -> None:
-        name, arguments, dtype = f"v{len(self._names)}", self._slots[load], _DTYPES[load.dtype]
+        arguments, dtype = self._slots[load], _DTYPES[load.dtype]
+        if load.row_stride == load.column_stride == 0:
+            address = arguments.rpartition(", 0, 0")[0]
+            self._names[load, frame] = self._variable("float", f"LoadScalar<{dtype}>({address})")
+            return
         if frame == "h":
-            self._lines.append(f"const float {name} = LoadHalf<{dtype}>(at, {arguments});")
-            self._names[id(load), "h"] = name
+            self._names[load, "h"] = self._variable("float", f"LoadHalf<{dtype}>(at, {arguments})")
             return
         item_bytes = load.dtype.itemsize
         has_pairs = (
@@ -169,18 +192,31 @@ class _Writer:
             and self._has_pairs[load.input]
             and item_bytes <= 4
         )
-        self._lines.append(f"const float2 {name} = LoadBoth<{dtype}, {str(has_pairs).lower()}>(at, {arguments});")
+        address, _, column_stride = arguments.rpartition(", ")  # and the row stride
+        has_eight = has_pairs and item_bytes == 2 and load.row_stride % 8 == 0 and load.offset % 8 == 0
+        words = self._words() if has_eight or load.row_stride == 0 else None
+        if words is None:
+            text = f"LoadBoth<{dtype}, {str(has_pairs).lower()}>(at, {arguments})"
+        elif load.row_stride == 0:
+            address = address.rpartition(", ")[0]
+            text = f"LoadOfRow<{dtype}, {str(has_pairs).lower()}>(at, pair, {words}, {address}, {column_stride})"
+        else:
+            text = f"LoadOfFragment<{dtype}>(at, pair, {words}, {address})"
+        name = self._variable("float2", text)
         for each in "xy":
-            self._names[id(load), each] = f"{name}.{each}"
+            self._names[load, each] = f"{name}.{each}"
+
+    def _variable(self, kind: str, text: str) -> str:
+        """The variable with this value; equal parts of an expression are computed once."""
+        if text not in self._variables:
+            name = self._variables[text] = f"v{len(self._variables)}"
+            self._lines.append(f"const {kind} {name} = {text};")
+        return self._variables[text]
 
     def _half(self, node: Half) -> None:
-        both = (id(node.value), "both")
-        if both not in self._names:
-            values = ", ".join(self._value(node.value, frame) for frame in "xy")
-            name = f"v{len(self._names)}"
-            self._lines.append(f"const float2 {name} = EvenAndOdd(at, {values});")
-            self._names[both] = name
-        self._names[id(node), "h"] = f"{self._names[both]}.{'xy'[node.parity]}"
+        values = ", ".join(self._value(node.value, frame) for frame in "xy")
+        both = self._variable("float2", f"EvenAndOdd(at, {values})")
+        self._names[id(node), "h"] = f"{both}.{'xy'[node.parity]}"
 
     def _apply(self, node: Apply, frame: str) -> None:
         arguments = {
@@ -194,9 +230,7 @@ class _Writer:
             text = f"Truth({text})"
         elif node.dtype not in (torch.float32, torch.bool):
             text = f"Rounded<{_DTYPES[node.dtype]}>({text})"
-        name = f"v{len(self._names)}"
-        self._lines.append(f"const {'bool' if is_bool else 'float'} {name} = {text};")
-        self._names[id(node), frame] = name
+        self._names[id(node), frame] = self._variable("bool" if is_bool else "float", text)
 
 
 def _literal(value: float) -> str:
