@@ -43,7 +43,7 @@ Epilogue = Callable[..., Any]
 _MOST_FUNCTIONS = 1024
 """Most functions of an op whose calls are kept."""
 
-_MOST_TENSORS = 32
+MOST_TENSORS = 32
 """kMaxTensors of cc/call/made_plan.h."""
 
 _is_compiling = torch.compiler.is_dynamo_compiling
@@ -143,9 +143,9 @@ class _FusedCalls:
         first_out = self._num_tensors + self._num_inputs
         spec = plans.spec
         outs = range(first_out, first_out + self._num_outputs + 1)  # and a row for what the kernel stores in vain
-        if outs.stop > _MOST_TENSORS:
+        if outs.stop > MOST_TENSORS:
             raise ValueError(
-                f"a call of {spec.name} with an epilogue must have at most {_MOST_TENSORS} tensors, optional ones, "
+                f"a call of {spec.name} with an epilogue must have at most {MOST_TENSORS} tensors, optional ones, "
                 f"results and one more included, but has {outs.stop}; pass fewer inputs, or join some with torch.stack"
             )
         operands = [0, 1]

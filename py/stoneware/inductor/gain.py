@@ -1,0 +1,83 @@
+"""Whether the tuning table predicts that a matmul is faster with an epilogue than with a kernel after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from stoneware.errors import UnsupportedError
+from stoneware.inductor.operators import plans_of
+from stoneware.kernels.sm90_kernels import BACKEND as SM90
+from stoneware.ops import tensor_checks
+from stoneware.ops.backend import Plan
+from stoneware.runtime.device import cuda_device
+
+_KERNEL_US = 1.0
+"""What a kernel after another one takes in a CUDA graph, in addition to its bytes: a cautious estimate, not measured."""
+
+
+def saved_us(
+    op: str,
+    tensors: Sequence[torch.Tensor | None],
+    arguments: Sequence[Any],
+    device: torch.device,
+    *,
+    saved_bytes: int,
+) -> float | None:
+    """The predicted time that a fused call saves; negative if it takes longer.
+
+    It compares the table's times of the fastest kernel and of the fastest one that can have an epilogue, and adds the
+    kernel that is saved.
+
+    Args:
+      op: of the matmul.
+      tensors: of the op, without memory.
+      arguments: its other arguments, without backend and config.
+      device: of the call.
+      saved_bytes: that a kernel after the matmul would read and write in addition.
+
+    Returns:
+      Microseconds; None if the call cannot be fused, or if nothing is predicted.
+    """
+    if device.type != "cuda":
+        return None
+    problem = _problem(op, tensors, arguments)
+    if problem is None:
+        return None
+    from torch._inductor.utils import get_gpu_dram_gbps
+
+    ordinal = torch.cuda.current_device() if device.index is None else device.index
+    where, operation = cuda_device(ordinal), plans_of(op).operation
+    try:
+        fastest = operation.decide(problem, where, lists_refusals=False)
+        fused = operation.decide(problem, where, backend=SM90, lists_refusals=False, only_open=True)
+    except UnsupportedError:
+        return None
+    if fastest.chosen is None or fused.chosen is None:
+        return None
+    traffic_us = saved_bytes / (get_gpu_dram_gbps() * 1e3)
+    return float(fastest.chosen.median_us - fused.chosen.median_us + traffic_us + _KERNEL_US)
+
+
+def _problem(op: str, tensors: Sequence[torch.Tensor | None], arguments: Sequence[Any]) -> Any | None:
+    """The problem of a fused call, whose kernel has 16 bits; None if its plan does more than one launch."""
+    plans = plans_of(op)
+    dtype = tensors[0].dtype  # type: ignore[union-attr]
+    narrow = dtype if dtype.itemsize == 2 else torch.bfloat16
+    objects = [narrow if value == torch.float32 else value for value in arguments]
+    tensors = [
+        tensor.to(narrow) if name == "bias" and tensor is not None and tensor.dtype == torch.float32 else tensor
+        for name, tensor in zip(plans.spec.inputs, tensors)
+    ]
+    problems: list[Any] = []
+
+    def make(problem: Any) -> Plan:
+        problems.append(problem)
+        return tensor_checks.run_nothing
+
+    if plans.checks.plan(make, *tensors, None, *objects) is not tensor_checks.run_nothing or not problems:
+        return None
+    (problem,) = problems
+    return problem if getattr(problem, "batch", 1) == 1 else None
