@@ -13,6 +13,8 @@
     print(sw.tune(model, tokens=[1, 16, 512]))                # measure a model's linears, in minutes
     with sw.batch_invariant(): ...                            # a row's bits do not depend on the batch
 
+    torch.compile(model, options=sw.inductor.options())       # fuses what follows a matmul into it
+
     mm = sw.tile.matmul(m=64, n=64, k=64, a="bf16", b="bf16") # for CUDA C++ kernels of your own
 
     @sw.autotune(configs=[...], key=["M", "N", "K"])          # like triton.autotune, and persistent
@@ -28,7 +30,7 @@ import importlib
 
 TYPE_CHECKING = False  # typing's own, without the cost of importing typing
 if TYPE_CHECKING:
-    from stoneware import distributed, errors, nn, tile
+    from stoneware import distributed, errors, inductor, nn, tile
     from stoneware.explanation import explain
     from stoneware.installation import info
     from stoneware.ops.fused import prepare
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
         "errors",
         "explain",
         "grouped_mm",
+        "inductor",
         "info",
         "matmul",
         "nn",
@@ -69,7 +72,7 @@ _HOMES = {
     "quantize": "stoneware.quantizing.api",
     "tune": "stoneware.sessions.model",
 }
-_MODULES = ("distributed", "errors", "nn", "tile", "tuning")
+_MODULES = ("distributed", "errors", "inductor", "nn", "tile", "tuning")
 """Names that are modules of the package; `tuning` is one that can be called."""
 
 

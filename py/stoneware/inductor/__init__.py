@@ -10,7 +10,7 @@
     gain.py         whether the table predicts that this is faster
     candidates.py   Stoneware's matmuls for Inductor's autotuning of aten.mm
 
-Nothing changes unless the options are given. docs/compile.md describes what is fused.
+Nothing changes unless the options are given. docs/epilogues.md describes what is fused.
 """
 
 from stoneware.inductor.fusion import EpilogueFusion

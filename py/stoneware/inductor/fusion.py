@@ -121,8 +121,17 @@ def _replace(matmul: fx.Node, found: Region, target: Any, arguments: tuple[Any, 
             if node.meta["val"].dtype != item_val.dtype:  # the maximum of a row is float32
                 result = _added(torch.ops.prims.convert_element_type.default, result, node.meta["val"].dtype)
         node.replace_all_uses_with(result)
-    for node in reversed(found.nodes):
-        graph.erase_node(node)
+    _erase(found.nodes)
+
+
+def _erase(nodes: list[fx.Node]) -> None:
+    """Erases nodes, and those that only they have read."""
+    unread = [node for node in nodes if not node.users]
+    while unread:
+        node = unread.pop()
+        before = node.all_input_nodes
+        node.graph.erase_node(node)
+        unread += [each for each in before if each.op == "call_function" and not each.users and not each.is_impure()]
 
 
 def _in_shape(output: Output, result: fx.Node) -> fx.Node:

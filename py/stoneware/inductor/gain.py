@@ -19,12 +19,7 @@ _KERNEL_US = 1.0
 
 
 def saved_us(
-    op: str,
-    tensors: Sequence[torch.Tensor | None],
-    arguments: Sequence[Any],
-    device: torch.device,
-    *,
-    saved_bytes: int,
+    op: str, tensors: Sequence[torch.Tensor | None], arguments: Sequence[Any], device: torch.device, *, saved_bytes: int
 ) -> float | None:
     """The predicted time that a fused call saves; negative if it takes longer.
 

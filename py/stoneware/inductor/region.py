@@ -24,6 +24,9 @@ _KEPT = frozenset({"alias", "clone", "contiguous", "detach"})
 
 _RESHAPED = frozenset({"view", "reshape", "_unsafe_view"})
 
+_CONSTANTS = {"full": "fill_value", "scalar_tensor": "s"}
+"""Operators with one number -> its name."""
+
 _MOST_BYTES = 2
 """Of an element of a result. A wider one, such as the float32 argument of a reduction that follows, stays outside:
 the kernel that reads it computes it from 16 bits."""
@@ -272,7 +275,7 @@ class _Search:
         return _Value(self._add(f"{name}.{overload}", args, kwargs), leading)
 
     def _cast(self, argument: Any, dtype: torch.dtype) -> int:
-        return self._add("_to_copy.default", [argument], {"dtype": str(dtype).removeprefix("torch.")})
+        return self._add("_to_copy.default", [argument], {"dtype": _dtype_name(dtype)})
 
     def _outside(self, node: fx.Node, shape: tuple[int, ...], is_viewed: bool) -> Any:
         """An argument that the matmul does not compute: a constant, an input, or a cast of one; else None."""
@@ -280,8 +283,12 @@ class _Search:
         if not isinstance(val, torch.Tensor):
             return None
         name = name_of(node)
-        if name == "full" and val.numel() == 1 and isinstance(_bound(node)["fill_value"], (int, float)):
-            return ("value", self._add("full.default", [[], float(_bound(node)["fill_value"])], {}))
+        if (
+            name in _CONSTANTS
+            and val.numel() == 1
+            and isinstance(number := _bound(node)[_CONSTANTS[name]], (int, float))
+        ):
+            return ("value", self._add("full.default", [[], float(number)], {}))
         if node in self._fixed or val.device != self._device or val.dtype not in trace.DTYPES:
             return None
         if name == _CAST and isinstance(before := node.args[0], fx.Node):
@@ -298,8 +305,7 @@ class _Search:
 
     def _keep_supported(self) -> None:
         """Removes what the language of epilogues does not have."""
-        outputs = [Output(node) for node in self._values if self._values[node].step is not None]
-        program, inputs = self._program(outputs, in_place=True)
+        program, inputs = self._program([], needed=range(len(self._steps)))
         supported: list[bool] = []
 
         def checked(acc: Any, *tensors: Any) -> Any:
@@ -349,9 +355,10 @@ class _Search:
         value = self._values[node]
         return not value.is_pair and (value.is_row_max or node.meta["val"].dtype.itemsize <= _MOST_BYTES)
 
-    def _program(self, outputs: Sequence[Output], in_place: bool = False) -> tuple[Program, list[Input]]:
-        """The program of these results with the steps and inputs that they need; all steps if `in_place`."""
-        needed = dict.fromkeys(range(len(self._steps))) if in_place else self._needed(outputs)
+    def _program(self, outputs: Sequence[Output], needed: Sequence[int] | None = None) -> tuple[Program, list[Input]]:
+        """The program of these results, of the steps in `needed`, or else of those that the results need, and its
+        inputs."""
+        needed = self._needed(outputs) if needed is None else needed
         inputs = list(dict.fromkeys(each for step in needed for each in _inputs(self._steps[step])))
         first = 1 + len(inputs)
         numbers = {step: first + position for position, step in enumerate(needed)}
@@ -371,18 +378,12 @@ class _Search:
             for name, args, kwargs in (self._steps[step] for step in needed)
         ]
         results = [
-            Result(
-                0 if (step := self._values[output.node].step) is None else numbers[step],
-                self._kind(output.node),
-                "float32"
-                if self._values[output.node].is_row_max
-                else str(output.node.meta["val"].dtype).removeprefix("torch."),
-            )
+            Result(int(numbered(("value", self._values[output.node].step))[1:]), *self._kind_and_dtype(output))
             for output in outputs
         ]
         return Program(len(inputs), steps, results), inputs
 
-    def _needed(self, outputs: Sequence[Output]) -> dict[int, None]:
+    def _needed(self, outputs: Sequence[Output]) -> list[int]:
         """The steps that results need, in their order."""
         needed: set[int] = set()
         pending = [self._values[output.node].step for output in outputs]
@@ -391,12 +392,13 @@ class _Search:
             if step is not None and step not in needed:
                 needed.add(step)
                 pending += [what for kind, what in _references(self._steps[step]) if kind == "value"]
-        return dict.fromkeys(sorted(needed))
+        return sorted(needed)
 
-    def _kind(self, node: fx.Node) -> str:
-        if self._values[node].is_row_max:
-            return "row_max"
-        return "full" if shape_of(node)[-1] == self._shape[-1] else "half"
+    def _kind_and_dtype(self, output: Output) -> tuple[str, str]:
+        if output.is_row_max:
+            return "row_max", "float32"
+        kind = "full" if shape_of(output.node)[-1] == self._shape[-1] else "half"
+        return kind, _dtype_name(output.node.meta["val"].dtype)
 
     def _is_writable(self, program: Program, inputs: Sequence[Input]) -> bool:
         """Whether the whole epilogue can be traced and written."""
@@ -405,6 +407,10 @@ class _Search:
         except (UnsupportedError, ValueError, TypeError):
             return False
         return True
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _changes_memory(node: fx.Node) -> bool:
