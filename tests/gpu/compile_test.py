@@ -174,9 +174,7 @@ def test_gradients_are_those_of_float64() -> None:
 
 def test_a_cuda_graph_of_inductor_s_is_right() -> None:
     w = normal(N, K)
-    compiled, spy = compiled_with_spy(
-        lambda a, w: functional.silu(sw.matmul(a, w.t())), **{"triton.cudagraphs": True}
-    )
+    compiled, spy = compiled_with_spy(lambda a, w: functional.silu(sw.matmul(a, w.t())), **{"triton.cudagraphs": True})
     for _ in range(4):  # a first call, a warm-up, the capture, and a replay
         a = normal(64, K)
         with torch.no_grad():

@@ -16,7 +16,9 @@ CUDA = torch.device("cuda", 0)
 
 @pytest.fixture(autouse=True)
 def h200(monkeypatch):
-    [fingerprint] = [each.fingerprint for each in table_file.packaged("matmul").devices if "H200" in each.fingerprint.name]
+    [fingerprint] = [
+        each.fingerprint for each in table_file.packaged("matmul").devices if "H200" in each.fingerprint.name
+    ]
     monkeypatch.setattr(gain, "cuda_device", lambda ordinal: Device(fingerprint=fingerprint, driver_version=(13, 0)))
     monkeypatch.setattr(utils, "get_gpu_dram_gbps", lambda: GBYTES_PER_S)
 

@@ -64,6 +64,13 @@ def tiles(source: str, a: torch.Tensor) -> tuple[tuple[str, str], ...]:
     return linked.matmuls
 
 
+def compiled(model: torch.nn.Module) -> Any:
+    options: dict[str, Any] = sw.inductor.options(matmul_candidates=False)
+    return torch.compile(
+        model, options={**options, "post_grad_custom_pre_pass": sw.inductor.EpilogueFusion(always=True)}
+    )
+
+
 def ranks(group: torch.distributed.ProcessGroup | None) -> str:
     return sw.distributed.assert_same_tuning(group)
 

@@ -84,7 +84,7 @@ class Program:
         return json.dumps([self.num_inputs, self.steps, self.results], separators=(",", ":"))
 
     def supported_steps(self, acc: Any, inputs: Sequence[Any]) -> list[bool]:
-        """Which steps an epilogue can have; those that need a value of another step cannot without it.
+        """Which steps an epilogue can have; a step that reads an unsupported one is unsupported.
 
         Args:
           acc, inputs: what `stoneware.epilogue.trace` traces with.

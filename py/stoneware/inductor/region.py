@@ -28,7 +28,7 @@ _CONSTANTS = {"full": "fill_value", "scalar_tensor": "s"}
 """Operators with one number -> its name."""
 
 _MOST_BYTES = 2
-"""Of an element of a result. A wider one, such as the float32 argument of a reduction that follows, stays outside:
+"""Bytes of an element of a result, at most. A wider one, such as the float32 argument of a reduction that follows, stays outside:
 the kernel that reads it computes it from 16 bits."""
 
 
