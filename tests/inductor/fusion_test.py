@@ -234,12 +234,12 @@ def test_nothing_is_moved_over_a_change_of_memory():
 
 def test_without_a_predicted_gain_nothing_changes(monkeypatch):
     a, w = operands()
-    predicted = None
+    predicted = []
     asked = []
 
     def saved_us(op, tensors, arguments, device, *, saved_bytes):
         asked.append((op, [tuple(tensor.shape) for tensor in tensors[:2]], saved_bytes))
-        return predicted
+        return predicted[-1]
 
     monkeypatch.setattr(gain, "saved_us", saved_us)
 
@@ -247,7 +247,8 @@ def test_without_a_predicted_gain_nothing_changes(monkeypatch):
         return silu(sw.matmul(a, w.t()))
 
     names = []
-    for predicted in (None, -0.5, 0.5):
+    for saved in (None, -0.5, 0.5):
+        predicted.append(saved)
         captured = Captured(call, EpilogueFusion())
         with torch.no_grad():
             captured(a, w)
@@ -265,7 +266,8 @@ def test_nothing_is_fused_on_a_cpu():
 
 def test_an_operator_passes_torch_s_own_checks():
     a, w = operands()
-    text = '[1,[["mul.Tensor",["%0","%1"],{}],["amax.default",["%2",[-1]],{}]],[[2,"full","bfloat16"],[3,"row_max","float32"]]]'
+    steps = '[["mul.Tensor",["%0","%1"],{}],["amax.default",["%2",[-1]],{}]]'
+    text = f'[1,{steps},[[2,"full","bfloat16"],[3,"row_max","float32"]]]'
     torch.library.opcheck(
         fusion.OPERATORS["matmul"],
         (a, w.t(), None, [normal(M, N)], None, text),

@@ -48,7 +48,8 @@ class EpilogueFusion(CustomGraphPass):
 
     def uuid(self) -> str:
         """Part of the key of Inductor's cache: the code of the pass, and all that its decisions depend on."""
-        sources = sorted(Path(__file__).parent.glob("*.py"))
+        package = Path(__file__).parents[1]
+        sources = [path for folder in ("inductor", "epilogue") for path in sorted((package / folder).glob("*.py"))]
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
         return canonical_json({"pass": digest, "always": self.always, **description()})
 
@@ -75,10 +76,13 @@ class EpilogueFusion(CustomGraphPass):
 
     def _pays(self, op: str, bound: dict[str, Any], found: Region) -> bool:
         spec, matmul = plans_of(op).spec, found.nodes[0]
-        tensors = [None if bound.get(name) is None else region.like(bound[name]) for name in spec.inputs]
+        try:
+            tensors = [None if bound.get(name) is None else region.like(bound[name]) for name in spec.inputs]
+        except region.UnknownSizeError:
+            return False
         sums = region.like(matmul)
         is_read = any(output.node is matmul for output in found.outputs)
-        # The kernel reads a whole matrix in the order of its accumulators, at about half of the speed.
+        # Counted twice, since a residual alone gains almost nothing (docs/epilogues.md, "What it costs").
         whole = [meta.nbytes for each in found.inputs if 2 * (meta := each.like()).numel() >= sums.numel()]
         saved_bytes = sums.nbytes * (1 if is_read else 2) - sum(whole)
         arguments = [bound.get(name) for name, _ in spec.arguments]

@@ -15,7 +15,7 @@ from stoneware.ops.backend import Plan
 from stoneware.runtime.device import cuda_device
 
 _KERNEL_US = 1.0
-"""What a kernel after another one takes in a CUDA graph, in addition to its bytes: a cautious estimate, not measured."""
+"""What a kernel after another one takes in a CUDA graph, apart from its bytes: a cautious estimate, not measured."""
 
 
 def saved_us(
@@ -38,7 +38,10 @@ def saved_us(
     """
     if device.type != "cuda":
         return None
-    problem = _problem(op, tensors, arguments)
+    try:
+        problem = _problem(op, tensors, arguments)
+    except (TypeError, ValueError):  # the call raises it when it runs
+        return None
     if problem is None:
         return None
     from torch._inductor.utils import get_gpu_dram_gbps

@@ -28,7 +28,7 @@ _CONSTANTS = {"full": "fill_value", "scalar_tensor": "s"}
 """Operators with one number -> its name."""
 
 _MOST_BYTES = 2
-"""Bytes of an element of a result, at most. A wider one, such as the float32 argument of a reduction that follows, stays outside:
+"""Bytes of an element of a result, at most. A wider one, such as the float32 argument of a reduction, stays outside:
 the kernel that reads it computes it from 16 bits."""
 
 
@@ -364,7 +364,7 @@ class _Search:
         numbers = {step: first + position for position, step in enumerate(needed)}
 
         def numbered(argument: Any) -> Any:
-            if isinstance(argument, (list, fx.immutable_collections.immutable_list)):
+            if isinstance(argument, list):
                 return [numbered(each) for each in argument]
             if not isinstance(argument, tuple):
                 return argument
