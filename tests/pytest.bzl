@@ -1,5 +1,7 @@
 """pytest_test: test files under pytest, as a `bazel test` target."""
 
+load("@rules_python//python:defs.bzl", "py_test")
+
 def pytest_test(
         name,
         srcs,
@@ -26,7 +28,7 @@ def pytest_test(
       **kwargs: as for py_test.
     """
     main = Label("//tests:pytest_main.py")
-    native.py_test(
+    py_test(
         name = name,
         size = size,
         srcs = srcs + support + [main],

@@ -1,4 +1,4 @@
-"""Everything the build fetches: one call in WORKSPACE, here and where Stoneware is vendored."""
+"""Everything the build fetches: two calls in WORKSPACE or an extension in MODULE.bazel, here and in consumers."""
 
 load("//third_party/buildifier:buildifier.bzl", "buildifier")
 load("//third_party/chromium:chromium.bzl", "headless_chromium")
@@ -160,3 +160,64 @@ def stoneware_toolchains(cc = True):
         str(Label("//tools/build_rules/private:cuda_toolchain")),
         "@stoneware_python//:toolchain",
     )
+
+_TOOLCHAINS_BUILD = """\
+[
+    toolchain(
+        name = name,
+        exec_compatible_with = constraints,
+        target_compatible_with = constraints,
+        toolchain = target,
+        toolchain_type = type,
+    )
+    for name, type, target, constraints in {toolchains}
+]
+"""
+
+_X86_LINUX = [str(Label("@platforms//cpu:x86_64")), str(Label("@platforms//os:linux"))]
+
+def _registered_toolchains_impl(ctx):
+    toolchains = [
+        ("cuda", str(Label("//tools/build_rules/private:cuda_toolchain_type")), str(Label("//tools/build_rules/private:cuda")), []),
+        ("python", "@bazel_tools//tools/python:toolchain_type", str(Label("@stoneware_python//:pair")), []),
+    ]
+    if ctx.attr.cc:
+        toolchains.append(
+            ("cc", "@bazel_tools//tools/cpp:toolchain_type", str(Label("//third_party/zig:cc")), _X86_LINUX),
+        )
+    ctx.file("BUILD.bazel", _TOOLCHAINS_BUILD.format(toolchains = repr(toolchains)))
+
+_registered_toolchains = repository_rule(
+    implementation = _registered_toolchains_impl,
+    doc = "What stoneware_toolchains() registers, as targets: a module registers `:all` of it.",
+    attrs = {"cc": attr.bool(mandatory = True, doc = "whether zig is among them")},
+)
+
+def _stoneware_impl(ctx):
+    stoneware_repositories()
+    _registered_toolchains(
+        name = "stoneware_toolchains",
+        cc = all([tag.cc for module in ctx.modules if module.is_root for tag in module.tags.toolchains]),
+    )
+    return ctx.extension_metadata(reproducible = True)
+
+stoneware = module_extension(
+    implementation = _stoneware_impl,
+    doc = """The repositories of stoneware_repositories(), and the toolchains of stoneware_toolchains().
+
+Example, of a module that has a C++ toolchain of its own:
+    stoneware = use_extension("@stoneware//third_party:repositories.bzl", "stoneware")
+    stoneware.toolchains(cc = False)
+""",
+    tag_classes = {
+        "toolchains": tag_class(
+            attrs = {
+                "cc": attr.bool(
+                    default = True,
+                    doc = "False leaves C and C++ to the toolchain that the root module has.",
+                ),
+            },
+            doc = "What is registered; of the root module alone.",
+        ),
+    },
+)

@@ -1,5 +1,7 @@
 """Kernels as another repository has them: cubin_library knows nothing of their C++."""
 
+load("@rules_cc//cc/common:cc_info.bzl", "CcInfo")
+
 _FAMILY = struct(
     name = "store",
     device = """\

@@ -13,6 +13,8 @@ _ABI3_MINIMUM = [3, 12]
 _ABI3_DEBIAN = "3.13"
 
 _HEADERS_BUILD = """\
+load("@rules_cc//cc:cc_library.bzl", "cc_library")
+
 cc_library(
     name = "headers",
     hdrs = glob(["headers/**/*.h"]),
@@ -42,7 +44,7 @@ def host_python_impl(ctx):
     _, version, _ = result.stdout.strip().split("\n")
     ctx.file("interpreter", result.stdout, executable = False)
     ctx.template("python3", ctx.path(ctx.attr._python3), {"{version}": version}, executable = True)
-    ctx.file("BUILD.bazel", ctx.read(ctx.attr._build_file), executable = False)
+    ctx.template("BUILD.bazel", ctx.path(ctx.attr._build_file), {"{name}": ctx.name}, executable = False)
     ctx.file("version.bzl", "PYTHON_VERSION = \"{}\"\n".format(version))
 
 host_python = repository_rule(

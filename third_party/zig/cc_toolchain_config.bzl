@@ -1,8 +1,8 @@
 """zig as a cc_toolchain: clang 18, libc++ linked statically, glibc 2.28 or later at run time."""
 
-load("@bazel_tools//tools/build_defs/cc:action_names.bzl", "ACTION_NAMES")
+load("@rules_cc//cc:action_names.bzl", "ACTION_NAMES")
 load(
-    "@bazel_tools//tools/cpp:cc_toolchain_config_lib.bzl",
+    "@rules_cc//cc:cc_toolchain_config_lib.bzl",
     "action_config",
     "env_entry",
     "env_set",
@@ -11,6 +11,8 @@ load(
     "flag_set",
     "tool",
 )
+load("@rules_cc//cc/common:cc_common.bzl", "cc_common")
+load("@rules_cc//cc/toolchains:cc_toolchain_config_info.bzl", "CcToolchainConfigInfo")
 
 GLIBC = "2.28"
 
@@ -55,10 +57,11 @@ _ZIG = {"_zig": attr.label(default = Label("@stoneware_zig//:tree"), allow_singl
 
 def _tools_impl(ctx):
     program = ctx.outputs.program
+    zig = ctx.file._zig.path + "/zig"
     cache = program.path + ".cache"  # It goes with the sandbox.
     ctx.actions.run(
-        executable = ctx.file._zig.path + "/zig",
-        arguments = ["cc", "-target", "x86_64-linux-gnu." + GLIBC] +
+        executable = zig,
+        arguments = ["cc", "-target", "x86_64-linux-gnu." + GLIBC, "-DZIG=\"{}\"".format(zig)] +
                     ["-std=c11", "-O2", "-g0", "-s", ctx.file.src.path, "-o", program.path],
         inputs = [ctx.file._zig, ctx.file.src],
         outputs = [program],
@@ -83,7 +86,7 @@ def _runtime_cache_impl(ctx):
     out = ctx.actions.declare_directory(ctx.label.name)
     ctx.actions.run(
         executable = ctx.executable._build,
-        arguments = [out.path],
+        arguments = [ctx.file._zig.path + "/zig", out.path],
         inputs = [ctx.file._zig],
         outputs = [out],
         env = {"PATH": "/bin:/usr/bin"},

@@ -19,7 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static char zig[] = "external/stoneware_zig/tree/zig";
+static char zig[] = ZIG; /* its path from there */
 static char target[] = "x86_64-linux-gnu.2.28";
 static char scratch[PATH_MAX];
 static size_t source_length;

@@ -51,6 +51,8 @@ REPOSITORIES = {
     "rules_proto": "rules/proto",
     "rules_python": "rules/python",
 }
+# Further modules that Bazel's own module names, none of which a build of C++, CUDA and Python reads.
+UNUSED_MODULES = ("apple_support", "buildozer", "protobuf", "zlib")
 _DONE = "installed"
 _STEPS = 5
 
@@ -71,10 +73,12 @@ def command(prefix: pathlib.Path) -> list[str]:
 
 
 def rc_lines(prefix: pathlib.Path) -> list[str]:
-    """rc lines that serve Bazel's built-in repositories from the prefix."""
+    """rc lines that serve Bazel's built-in repositories and modules from the prefix, so that no registry is asked."""
+    folders = {name: prefix / "usr/share/bazel" / path for name, path in sorted(REPOSITORIES.items())}
+    modules = folders | {name: _empty_module(prefix, name) for name in UNUSED_MODULES}
     return [
-        f"common --override_repository={name}={prefix / 'usr/share/bazel' / path}"
-        for name, path in sorted(REPOSITORIES.items())
+        *(f"common --override_repository={name}={folder}" for name, folder in folders.items()),
+        *(f"common --override_module={name}={folder}" for name, folder in modules.items()),
     ]
 
 
@@ -129,6 +133,18 @@ def _install(staging: pathlib.Path, prefix: pathlib.Path, version: str, say: Cal
     if version not in result.stdout:
         raise CannotInstall(f"Debian {SUITE} now carries {result.stdout.strip()!r}, this repository needs {version}")
     (prefix / _DONE).write_text(result.stdout)
+
+
+def _empty_module(prefix: pathlib.Path, name: str) -> pathlib.Path:
+    """A folder with a module of that name and nothing else."""
+    folder = prefix / "modules" / name
+    module = folder / "MODULE.bazel"
+    if not module.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh = folder / f"{os.getpid()}.partial"
+        fresh.write_text(f'module(name = "{name}")\n')
+        os.replace(fresh, module)
+    return folder
 
 
 @contextlib.contextmanager

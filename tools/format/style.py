@@ -18,12 +18,9 @@ STARLARK = (".BUILD", ".bazel", ".bzl", "WORKSPACE")
 
 _UNAVAILABLE = 69  # what //third_party/buildifier ends with where npm is missing
 
-# By default without: rules of Bazel 7 are native; tests of the rules load what is private; a function
+# Without: Bazel 7 has sh_binary, but no rules_sh; tests of the rules load what is private; a function
 # for WORKSPACE, or one that makes several targets, has no name.
-_STARLARK_WARNINGS = (
-    "-bzl-visibility,-native-cc-binary,-native-cc-common,-native-cc-info,-native-cc-library,"
-    "-native-cc-test,-native-cc-toolchain,-native-py,-native-sh-binary,-unnamed-macro"
-)
+_STARLARK_WARNINGS = "-bzl-visibility,-native-sh-binary,-unnamed-macro"
 
 
 class ToolMissing(Exception):

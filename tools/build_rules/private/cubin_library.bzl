@@ -1,6 +1,8 @@
 """cubin_library: CUDA kernels, from configs to one library with their cubins inside."""
 
-load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain", "use_cpp_toolchain")
+load("@rules_cc//cc:find_cc_toolchain.bzl", "find_cc_toolchain", "use_cc_toolchain")
+load("@rules_cc//cc/common:cc_common.bzl", "cc_common")
+load("@rules_cc//cc/common:cc_info.bzl", "CcInfo")
 load(":backward.bzl", "narrower")
 load(":cuda_cubin.bzl", "cuda_cubin")
 load(":cuda_library.bzl", "cuda_library")
@@ -102,7 +104,7 @@ def _embedded_kernels_impl(ctx):
         for kernel in kernels
     ]) + "    .section .note.GNU-stack, \"\", @progbits\n")
 
-    toolchain = find_cpp_toolchain(ctx)
+    toolchain = find_cc_toolchain(ctx)
     features = cc_common.configure_features(
         ctx = ctx,
         cc_toolchain = toolchain,
@@ -161,7 +163,7 @@ _embedded_kernels = rule(
         "_cuda_archs": attr.label(default = Label("//:cuda_archs"), providers = [CudaArchsInfo]),
     },
     fragments = ["cpp"],
-    toolchains = use_cpp_toolchain(),
+    toolchains = use_cc_toolchain(),
 )
 
 def _names(config):

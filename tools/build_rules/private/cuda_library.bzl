@@ -1,6 +1,8 @@
 """cuda_library: host code that needs CUDA's dialect (CUTLASS types), linked like any cc_library."""
 
-load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain", "use_cpp_toolchain")
+load("@rules_cc//cc:find_cc_toolchain.bzl", "find_cc_toolchain", "use_cc_toolchain")
+load("@rules_cc//cc/common:cc_common.bzl", "cc_common")
+load("@rules_cc//cc/common:cc_info.bzl", "CcInfo")
 load(":cuda_toolchain.bzl", "CUDA_TOOLCHAIN")
 load(":nvcc.bzl", "NVCC_ATTRS", "cuda_includes")
 
@@ -68,7 +70,7 @@ def _compile(ctx, src, context):
     return out
 
 def _cuda_library_impl(ctx):
-    toolchain = find_cpp_toolchain(ctx)
+    toolchain = find_cc_toolchain(ctx)
     features = cc_common.configure_features(
         ctx = ctx,
         cc_toolchain = toolchain,
@@ -132,5 +134,5 @@ Example:
         ),
     } | NVCC_ATTRS,
     fragments = ["cpp"],
-    toolchains = use_cpp_toolchain() + [CUDA_TOOLCHAIN],
+    toolchains = use_cc_toolchain() + [CUDA_TOOLCHAIN],
 )

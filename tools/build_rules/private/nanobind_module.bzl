@@ -1,5 +1,7 @@
 """nanobind_module: one Python extension module, for the host's Python and for the stable ABI."""
 
+load("@rules_cc//cc:cc_binary.bzl", "cc_binary")
+load("@rules_cc//cc:cc_library.bzl", "cc_library")
 load(":providers.bzl", "PythonExtensionInfo")
 
 _COPTS = [
@@ -92,7 +94,7 @@ def nanobind_module(name, srcs, deps = [], module_name = None, visibility = None
     defines = ["NB_DOMAIN=stoneware" + module_name, "NB_COMPACT_ASSERTIONS"]
     for abi in ("host", "abi3"):
         headers = Label("@stoneware_python_headers_{}//:headers".format(abi))
-        native.cc_library(
+        cc_library(
             name = "{}_nanobind_{}".format(name, abi),
             srcs = [Label("@stoneware_nanobind//:tree/src/nb_combined.cpp")],
             copts = _COPTS + ["-fno-strict-aliasing"],
@@ -102,7 +104,7 @@ def nanobind_module(name, srcs, deps = [], module_name = None, visibility = None
             testonly = testonly,
             deps = [Label("@stoneware_nanobind//:internal_headers"), headers],
         )
-        native.cc_binary(
+        cc_binary(
             name = "{}/{}.so".format(abi, name),
             srcs = srcs,
             additional_linker_inputs = [exports],

@@ -45,8 +45,8 @@ def _python_wheel_impl(ctx):
     root = "{}/".format(ctx.attr.strip_prefix) if ctx.attr.strip_prefix else ""
     for file in ctx.files.srcs:
         path = file.short_path
-        if file.owner.workspace_name:
-            path = path.removeprefix("../{}/".format(file.owner.workspace_name))
+        if file.owner.repo_name:
+            path = path.removeprefix("../{}/".format(file.owner.repo_name))
         if not path.startswith(root):
             fail("{}: {} does not lie below strip_prefix = \"{}\"".format(ctx.label, path, root))
         put(path.removeprefix(root), file)
