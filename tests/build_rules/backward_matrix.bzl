@@ -123,7 +123,7 @@ def backward_matrix_test(name, deps):
         for serves, matmuls in _SERVES.items():
             triton_aot(
                 name = "{}_{}_{}_{}".format(name, _TRITON, kernel, serves),
-                src = "backward_matrix.bzl",  # never compiled
+                src = "module_test.py",  # never compiled
                 archs = ["sm_90"],
                 backward = kernel,
                 function = "none",

@@ -1,142 +1,102 @@
-"""triton_aot: Triton kernels compiled ahead of time, one genrule per architecture."""
+"""triton_aot: a Triton kernel, compiled ahead of time for several architectures."""
 
 load(":backward.bzl", "BACKWARD_ATTRS", "served")
 load(":providers.bzl", "CudaArchsInfo", "KernelInfo")
 
-def _triton_kernels_impl(ctx):
-    archs = ctx.attr._cuda_archs[CudaArchsInfo].archs
+def _compile(ctx, id, arch, config):
+    """The action that compiles one kernel: (cubin, launch description)."""
+    cubin = ctx.actions.declare_file(id + ".cubin")
+    description = ctx.actions.declare_file(id + ".json")
+    args = ctx.actions.args()
+    args.add("--verbosity=-1")
+    args.add("--src", ctx.file.src)
+    args.add("--function", ctx.attr.function)
+    args.add("--signature", ctx.attr.signature)
+    args.add("--num_warps", ctx.attr.num_warps)
+    args.add("--num_stages", ctx.attr.num_stages)
+    args.add("--arch", arch)
+    args.add("--op", ctx.attr.op)
+    args.add("--id", id)
+    args.add("--config", config)
+    args.add("--out_cubin", cubin)
+    args.add("--out_json", description)
+    ctx.actions.run(
+        executable = ctx.executable._triton_aot,
+        arguments = [args],
+        inputs = [ctx.file.src],
+        outputs = [cubin, description],
+        env = {"PATH": "/bin:/usr/bin"},
+        mnemonic = "TritonAot",
+        progress_message = "Compiling {} with Triton".format(id),
+    )
+    return cubin, description
+
+def _triton_aot_impl(ctx):
+    config = json.encode(json.decode(ctx.attr.config) | {
+        "num_stages": ctx.attr.num_stages,
+        "num_warps": ctx.attr.num_warps,
+    })
     serves = served(ctx)
     kernels, removed = [], []
-    is_built = any(serves.values())
-    files = {file.basename: file for file in ctx.files.compiled}
-    for id, arch in ctx.attr.archs.items():
-        if arch not in archs:
+    for arch in ctx.attr.archs:
+        if arch not in ctx.attr._cuda_archs[CudaArchsInfo].archs:
             continue
+        id = ctx.attr.kernel_id.format(arch = arch.replace("_", ""))
         about = {
             "arch": arch,
             "backend": "triton_aot",
-            "config": ctx.attr.config,
+            "config": config,
             "id": id,
             "op": ctx.attr.op,
             "serves": json.encode(serves),
         }
-        if is_built:
-            kernels.append(struct(cubin = files[id + ".cubin"], json = files[id + ".json"], **about))
+        if any(serves.values()):
+            cubin, description = _compile(ctx, id, arch, config)
+            kernels.append(struct(cubin = cubin, json = description, **about))
         else:
             removed.append(struct(**about))
-    files = [kernel.cubin for kernel in kernels] + [kernel.json for kernel in kernels]
     return [
-        DefaultInfo(files = depset(files)),
+        DefaultInfo(files = depset([file for kernel in kernels for file in (kernel.cubin, kernel.json)])),
         KernelInfo(kernels = depset(kernels), removed = depset(removed)),
     ]
 
-_triton_kernels = rule(
-    implementation = _triton_kernels_impl,
+triton_aot = rule(
+    implementation = _triton_aot_impl,
+    doc = """Compiles one Triton function, with its constants fixed, for several architectures.
+
+No GPU and no torch are needed, and users need no Triton.
+
+Example:
+    triton_aot(
+        name = "add",
+        src = "add_kernel.py",
+        function = "add",
+        signature = "*fp32:16, *fp32:16, *fp32:16, i32, 1024",
+        num_warps = 4,
+        num_stages = 1,
+        op = "add",
+        kernel_id = "add_triton_{arch}_1024",
+        archs = ["sm_80", "sm_90"],
+    )
+""",
     attrs = {
-        "archs": attr.string_dict(doc = "id of a kernel: its architecture"),
-        "compiled": attr.label_list(doc = "the genrules of the kernels, if they are built"),
-        "config": attr.string(),
-        "op": attr.string(),
+        "archs": attr.string_list(mandatory = True, doc = "architectures, for example sm_90"),
+        "config": attr.string(default = "{}", doc = "what the backend needs to know as JSON, for the manifest"),
+        "function": attr.string(mandatory = True, doc = "the @triton.jit function in `src`"),
+        "kernel_id": attr.string(
+            mandatory = True,
+            doc = "template of the kernels' ids: \"{arch}\" becomes \"sm90\" and so on",
+        ),
+        "num_stages": attr.int(mandatory = True, doc = "pipeline stages"),
+        "num_warps": attr.int(mandatory = True, doc = "warps of a program"),
+        "op": attr.string(mandatory = True, doc = "the op that it serves"),
+        "signature": attr.string(
+            mandatory = True,
+            doc = "one item per parameter: a type (\"*bf16\", \"i32\"), followed by \":16\" if it is divisible by " +
+                  "16 or \":1\" if it is one; or the value of a tl.constexpr",
+        ),
+        "src": attr.label(mandatory = True, allow_single_file = [".py"], doc = "a file that imports triton alone"),
         "_cuda_archs": attr.label(default = Label("//:cuda_archs"), providers = [CudaArchsInfo]),
+        "_triton_aot": attr.label(default = Label("//tools/triton_aot"), executable = True, cfg = "exec"),
     } | BACKWARD_ATTRS,
 )
-
-def triton_aot(
-        name,
-        src,
-        function,
-        signature,
-        num_warps,
-        num_stages,
-        op,
-        kernel_id,
-        archs,
-        config = {},
-        serves = ["forward"],
-        backward = "inherit",
-        tags = [],
-        visibility = None):
-    """Compiles one Triton function, with its constants fixed, for several architectures.
-
-    No GPU and no torch are needed, and users need no Triton.
-
-    Example:
-        triton_aot(
-            name = "add",
-            src = "add_kernel.py",
-            function = "add",
-            signature = "*fp32:16, *fp32:16, *fp32:16, i32, 1024",
-            num_warps = 4,
-            num_stages = 1,
-            op = "add",
-            kernel_id = "add_triton_{arch}_1024",
-            archs = ["sm_80", "sm_90"],
-        )
-
-    Args:
-      name: offers KernelInfo to kernel_manifest and python_wheel.
-      src: a Python file that imports triton alone.
-      function: the @triton.jit function in it.
-      signature: one item a parameter: a type ("*bf16", "i32"), with ":16" if it is divisible by 16,
-        ":1" if it is one, or the value of a tl.constexpr.
-      num_warps: warps of a program.
-      num_stages: pipeline stages.
-      op: the op it serves.
-      kernel_id: template of the ids; "{arch}" becomes "sm90" and so on.
-      archs: architectures, for example sm_90.
-      config: what the backend needs to know, for the manifest.
-      serves: the matmuls that it computes: of "forward", "dgrad" and "wgrad".
-      backward: whether it serves gradients: "on", "off" or "inherit", what //:enable_backward says.
-      tags: of every target, "manual" for kernels that `bazel build //...` shall not compile.
-      visibility: of `name`.
-    """
-    tool = Label("//tools/triton_aot")
-    config_json = json.encode(config | {"num_warps": num_warps, "num_stages": num_stages})
-    ids = {}
-    for arch in archs:
-        id = kernel_id.format(arch = arch.replace("_", ""))
-        native.genrule(
-            name = id,
-            srcs = [src],
-            outs = [id + ".cubin", id + ".json"],
-            cmd = " ".join([
-                "$(execpath {}) --verbosity=-1".format(tool),
-                "--src=$(execpath {})".format(src),
-                "--function=" + function,
-                "--signature='{}'".format(signature),
-                "--num_warps={}".format(num_warps),
-                "--num_stages={}".format(num_stages),
-                "--arch=" + arch,
-                "--op=" + op,
-                "--id=" + id,
-                "--config='{}'".format(config_json),
-                "--out_cubin=$(execpath {}.cubin)".format(id),
-                "--out_json=$(execpath {}.json)".format(id),
-            ]),
-            message = "Compiling with Triton",
-            tags = tags,
-            tools = [tool],
-        )
-        ids[id] = arch
-    compiled = [":" + id for id in ids]
-    if "forward" not in serves:
-        # Like in served(), so that kernels that are not built have no action.
-        compiled = {
-            "inherit": select({
-                Label("//:forward_only"): [],
-                "//conditions:default": compiled,
-            }),
-            "off": [],
-            "on": compiled,
-        }[backward]
-    _triton_kernels(
-        name = name,
-        archs = ids,
-        backward = backward,
-        compiled = compiled,
-        config = config_json,
-        op = op,
-        serves = serves,
-        tags = tags,
-        visibility = visibility,
-    )
