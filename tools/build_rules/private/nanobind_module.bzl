@@ -67,7 +67,16 @@ def extension_for_abi(label, abi):
     """The target of a nanobind_module for one ABI, by the label that the calling BUILD file has for it."""
     return str(native.package_relative_label(label)) + ("_abi3" if abi == "abi3" else "")
 
-def nanobind_module(name, srcs, deps = [], module_name = None, visibility = None, testonly = None):
+def nanobind_module(
+        name,
+        srcs,
+        deps = [],
+        module_name = None,
+        copts = [],
+        tags = [],
+        target_compatible_with = None,
+        visibility = None,
+        testonly = None):
     """A nanobind extension module that exports nothing but its PyInit function.
 
     libc++ and nanobind are linked in; at run time it needs glibc alone. `name` is the module for the
@@ -86,11 +95,15 @@ def nanobind_module(name, srcs, deps = [], module_name = None, visibility = None
       srcs: its sources.
       deps: cc_library, cuda_library or cubin_library targets.
       module_name: the module's name, as in NB_MODULE(module_name, m); by default `name`.
+      copts: further flags for `srcs`.
+      tags: of every target, "manual" for a module that `bazel build //...` shall not build.
+      target_compatible_with: of every target, as everywhere.
       visibility: of `name`.
       testonly: as everywhere.
     """
     exports = Label("//tools/build_rules/private:python_extension.lds")
     module_name = module_name or name
+    shared = {"tags": tags, "target_compatible_with": target_compatible_with, "testonly": testonly}
     defines = ["NB_DOMAIN=stoneware" + module_name, "NB_COMPACT_ASSERTIONS"]
     for abi in ("host", "abi3"):
         headers = Label("@stoneware_python_headers_{}//:headers".format(abi))
@@ -101,29 +114,29 @@ def nanobind_module(name, srcs, deps = [], module_name = None, visibility = None
             linkstatic = True,
             # Each module keeps nanobind's state to itself: exceptions must not cross two libc++.
             local_defines = defines,
-            testonly = testonly,
             deps = [Label("@stoneware_nanobind//:internal_headers"), headers],
+            **shared
         )
         cc_binary(
             name = "{}/{}.so".format(abi, name),
             srcs = srcs,
             additional_linker_inputs = [exports],
-            copts = _COPTS,
+            copts = _COPTS + copts,
             linkopts = ["-Wl,--gc-sections", "-Wl,--version-script=$(location {})".format(exports)],
             linkshared = True,
             local_defines = defines,
-            testonly = testonly,
             deps = deps + [
                 ":{}_nanobind_{}".format(name, abi),
                 Label("@stoneware_nanobind//:headers"),
                 headers,
             ],
+            **shared
         )
         _python_extension(
             name = name + ("_abi3" if abi == "abi3" else ""),
             host = ":" + name if abi == "abi3" else None,
             module = ":{}/{}.so".format(abi, name),
             module_name = module_name,
-            testonly = testonly,
             visibility = visibility,
+            **shared
         )
