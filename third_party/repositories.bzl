@@ -178,7 +178,7 @@ _X86_LINUX = [str(Label("@platforms//cpu:x86_64")), str(Label("@platforms//os:li
 
 def _registered_toolchains_impl(ctx):
     toolchains = [
-        ("cuda", str(Label("//tools/build_rules/private:cuda_toolchain_type")), str(Label("//tools/build_rules/private:cuda")), []),
+        ("cuda", str(Label("//tools/build_rules:cuda_toolchain_type")), str(Label("//tools/build_rules/private:cuda")), []),
         ("python", "@bazel_tools//tools/python:toolchain_type", str(Label("@stoneware_python//:pair")), []),
     ]
     if ctx.attr.cc:

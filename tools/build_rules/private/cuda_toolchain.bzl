@@ -1,6 +1,6 @@
 """The CUDA toolchain: what compiles device code, and the host side of it."""
 
-CUDA_TOOLCHAIN = Label("//tools/build_rules/private:cuda_toolchain_type")
+CUDA_TOOLCHAIN = Label("//tools/build_rules:cuda_toolchain_type")
 
 def _cuda_toolchain_impl(ctx):
     return [platform_common.ToolchainInfo(
@@ -26,7 +26,7 @@ Example:
     toolchain(
         name = "cuda_toolchain",
         toolchain = ":cuda",
-        toolchain_type = "@stoneware//tools/build_rules/private:cuda_toolchain_type",
+        toolchain_type = "@stoneware//tools/build_rules:cuda_toolchain_type",
     )
 """,
     attrs = {
