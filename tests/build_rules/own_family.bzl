@@ -1,48 +1,17 @@
 """Kernels as another repository has them: cubin_library knows nothing of their C++."""
 
 load("@rules_cc//cc/common:cc_info.bzl", "CcInfo")
+load("//tools/build_rules:defs.bzl", "kernel_config", "kernel_family")
 
-_FAMILY = struct(
-    name = "store",
-    device = """\
-#include "{config_header}"
-
-extern "C" __global__ void {id}(float* out) {{ *out = own::{id}_config::kValue; }}
-""",
-    device_hdrs = [],
-    host = """\
-#include "tests/build_rules/own_family/entry.h"
-""",
-    host_entry = """\
-#include "{config_header}"
-
-extern "C" const char {cubin_begin}[];
-extern "C" const char {cubin_end}[];
-extern "C" const own::Entry {entry};
-const own::Entry {entry} = {{own::{id}_config::kValue, {cubin_begin}, {cubin_end}}};
-""",
-    host_hdrs = [],
-    open = """\
-extern "C" __device__ float own_epilogue(float value);
-""",
-    open_kernel = """\
-#include "{config_header}"
-
-extern "C" __global__ void {id}(float* out) {{ *out = own_epilogue(own::{id}_config::kValue); }}
-""",
+_FAMILY = kernel_family(
+    "store",
+    namespace = "own",
+    device = "own_family/store.cuh",
+    kernel = "own::StoreKernel",
+    host = "own_family/store_host.h",
+    make_entry = "own::MakeEntry",
+    open_kernel = "own::OpenStoreKernel",
 )
-
-_HEADER = """\
-#pragma once
-
-namespace own {{
-
-struct {id}_config {{
-  static constexpr float kValue = {value};
-}};
-
-}}  // namespace own
-"""
 
 def own_kernel(id, value, **others):
     """A config for cubin_library.
@@ -50,19 +19,17 @@ def own_kernel(id, value, **others):
     Args:
       id: of the kernel.
       value: what it stores.
-      **others: further members of a config.
+      **others: further arguments of kernel_config().
 
     Returns:
-      The struct.
+      The config.
     """
-    return struct(
+    return kernel_config(
+        _FAMILY,
         id = id,
         op = "store",
         arch = "sm_90a",
-        config_json = json.encode({"value": value}),
-        defines = [],
-        family = _FAMILY,
-        header = _HEADER.format(id = id, value = value),
+        constants = {"kValue": value},
         **others
     )
 

@@ -9,6 +9,11 @@ load(":cuda_library.bzl", "cuda_library")
 load(":open_kernels.bzl", "open_kernels")
 load(":providers.bzl", "CudaArchsInfo", "KernelInfo", "OpenKernelsInfo")
 
+# A config is a struct as kernel_config() makes it. Its family has texts for str.format: `device`, the
+# source of a cubin; `host`, how the source of the host object begins; and `host_entry`, what it has for
+# each kernel. Two more if its kernels are also built open: `open`, how their source begins, and
+# `open_kernel`, what it has for each. They name what _names() returns.
+
 _EMBED_ONE = """\
     .section .rodata.{id}_cubin, "a", @progbits
     .balign 16
@@ -166,15 +171,24 @@ _embedded_kernels = rule(
     toolchains = use_cc_toolchain(),
 )
 
-def _names(config):
+def _include(label):
+    """The path by which sources include a header of this repository."""
+    label = native.package_relative_label(label)
+    return label.package + "/" + label.name if label.package else label.name
+
+def _names(config, entry_type = None):
     """What a family's templates may name of one config."""
-    header = config.id + "_config.h"
-    package = native.package_name()
-    return {
-        "config_header": package + "/" + header if package else header,
+    headers = {
+        name: _include(getattr(config.family, name))
+        for name in ("device_header", "host_header")
+        if hasattr(config.family, name)
+    }
+    return headers | {
+        "config_header": _include(config.id + "_config.h"),
         "cubin_begin": config.id + "_cubin_begin",
         "cubin_end": config.id + "_cubin_end",
         "entry": config.id + "_entry",
+        "entry_type": entry_type,
         "id": config.id,
     }
 
@@ -219,7 +233,7 @@ def _open(name, file_name, configs, tags):
         arch = configs[0].arch,
         file_name = file_name,
         hdrs = family.device_hdrs + [config.id + "_config.h" for config in configs],
-        head = family.open,
+        head = family.open.format(**_names(configs[0])),
         kernels = {
             ":" + config.id + "_cubin": family.open_kernel.format(**_names(config))
             for config in configs
@@ -227,13 +241,13 @@ def _open(name, file_name, configs, tags):
         tags = tags,
     )
 
-def _host(name, configs, deps, copts, tags):
+def _host(name, configs, deps, copts, entry_type, tags):
     """The host object of one family's kernels for one architecture."""
     family = configs[0].family
     _host_source(
         name = name + "_source",
         entries = {
-            ":" + config.id + "_cubin": family.host_entry.format(**_names(config))
+            ":" + config.id + "_cubin": family.host_entry.format(**_names(config, entry_type))
             for config in configs
         },
         head = family.host,
@@ -296,27 +310,7 @@ def cubin_library(
     that //:cuda_archs leaves out is neither compiled nor listed. A kernel that serves gradients alone is
     neither compiled nor in a host object where backward is off for it.
 
-    A config is a struct with
-
-      id            a C identifier: the kernel's symbol, its id in the manifest
-      op            the op that it serves
-      arch          such as "sm_90a"
-      config_json   the manifest's "config"
-      header        the text of <package>/<id>_config.h, which both sides include
-      defines       of the device side
-      serves        the matmuls that it computes, of "forward", "dgrad" and "wgrad"; may be left out
-                    for ["forward"]
-      backward      whether it serves gradients: "on", "off" or "inherit", what the library says; may be
-                    left out for "inherit"
-      family        a struct with name; device_hdrs and host_hdrs, labels; and three texts for
-                    str.format: `device`, the source of a cubin, with {id} and {config_header};
-                    `host`, how the source of the host object begins; and `host_entry`, what it has
-                    for each kernel, with {id}, {config_header}, {cubin_begin} and {cubin_end}
-                    (chars of extern "C" linkage) and {entry}, the constant to define, extern "C"
-                    too. Braces that shall stay are written twice. Two more if its kernels are
-                    also built open, as LTO-IR that calls a function which is linked later: `open`,
-                    how the source of a family's open kernels begins, and `open_kernel`, what it
-                    has for each, a text for str.format with {id} and {config_header}
+    A config is a kernel_config() of a kernel_family(), whose C++ is in files.
 
     The library defines, in `namespace`, `const entry_type* const kKernelEntries[]` and
     `const std::size_t kNumKernelEntries`.
@@ -335,7 +329,7 @@ def cubin_library(
     Args:
       name: the library; it offers CcInfo to modules and KernelInfo to manifests.
       backend: the backend that launches them.
-      configs: the kernels.
+      configs: the kernels, of kernel_config().
       entry_header: the header of entry_type, by the path by which sources include it.
       entry_type: the C++ type of a kernel's entry, with its namespace.
       namespace: of the list of entries.
@@ -359,7 +353,7 @@ def cubin_library(
             open_groups.setdefault(key, []).append(config)
         _cubin(config, backend, backward, tags)
     for key, of_family in families.items():
-        _host(key, of_family, deps, copts, tags)
+        _host(key, of_family, deps, copts, entry_type, tags)
     for key, of_op in open_groups.items():
         _open("{}_{}_open".format(name, key), key, of_op, tags)
     for library, names in ({name: _names_of(configs)} | subsets).items():
