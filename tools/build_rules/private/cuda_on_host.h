@@ -40,6 +40,7 @@ extern const dim3 blockDim;
 extern const dim3 gridDim;
 
 void __syncthreads();
+int __syncthreads_and(int predicate);
 void __syncwarp(unsigned mask = 0xffffffff);
 void __threadfence();
 template <class T>

@@ -1,0 +1,20 @@
+// What the module knows of a kernel.
+
+#pragma once
+
+#include <cstddef>
+
+namespace granite {
+
+struct Entry {
+  const char* id;
+  const char* cubin_begin;
+  const char* cubin_end;
+  std::size_t parameter_bytes;
+  std::size_t shared_bytes;
+};
+
+extern const Entry* const kKernelEntries[];
+extern const std::size_t kNumKernelEntries;
+
+}  // namespace granite

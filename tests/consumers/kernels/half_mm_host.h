@@ -1,0 +1,17 @@
+// The host side of half_mm.h.
+
+#pragma once
+
+#include "kernels/entry.h"
+#include "kernels/half_mm.h"
+
+namespace granite {
+
+template <class Config>
+constexpr Entry MakeHalfMmEntry(const char* cubin_begin, const char* cubin_end) {
+  using Mm = HalfMm<Config>;
+  return {Config::kId, cubin_begin, cubin_end, sizeof(typename Mm::Params),
+          sizeof(typename Mm::SharedStorage)};
+}
+
+}  // namespace granite
