@@ -61,7 +61,11 @@ Example:
         "hdrs": attr.label_list(allow_files = True, doc = "headers, by their path in this repository"),
         "kernel_id": attr.string(mandatory = True, doc = "unique name, also of the cubin"),
         "op": attr.string(mandatory = True, doc = "the op it serves"),
-        "src": attr.label(mandatory = True, allow_single_file = [".cu"]),
+        "src": attr.label(
+            mandatory = True,
+            allow_single_file = [".cu"],
+            doc = "the source of the kernel, extern \"C\" under the name `kernel_id`",
+        ),
     } | BACKWARD_ATTRS | NVCC_ATTRS,
     toolchains = [CUDA_TOOLCHAIN],
 )

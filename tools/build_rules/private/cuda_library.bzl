@@ -112,7 +112,7 @@ cuda_library = rule(
 
 By zig's clang, as CUDA for the host alone: nvcc would compile CUTLASS's templates three times, for
 the device, by cudafe++ and by its host compiler, and takes three to four times as long. What the
-source launches is a cubin (cuda_cubin); a __global__ function of its own is not compiled.
+source launches is a cubin (cuda_cubin); a `__global__` function of its own is not compiled.
 
 Example:
     cuda_library(
@@ -125,9 +125,9 @@ Example:
     attrs = {
         "copts": attr.string_list(doc = "further flags of clang"),
         "defines": attr.string_list(doc = "NAME=VALUE"),
-        "deps": attr.label_list(providers = [CcInfo]),
-        "hdrs": attr.label_list(allow_files = True),
-        "srcs": attr.label_list(mandatory = True, allow_files = [".cc", ".cu"]),
+        "deps": attr.label_list(providers = [CcInfo], doc = "libraries of C++ and of CUDA"),
+        "hdrs": attr.label_list(allow_files = True, doc = "headers, by their path in this repository"),
+        "srcs": attr.label_list(mandatory = True, allow_files = [".cc", ".cu"], doc = "sources"),
         "_cuda_on_host": attr.label(
             default = Label("//tools/build_rules/private:cuda_on_host.h"),
             allow_single_file = True,

@@ -61,13 +61,18 @@ def kernel_family(name, *, namespace, device, kernel, host, make_entry, device_h
     Both headers see a config as a struct of constants, Config. In `device` the class template
     `kernel`<Config> has
 
-      Params                      what a launch passes, trivially copyable
-      kThreads                    the threads of a block
-      kSharedAlignment            of the shared memory, in bytes
-      static __device__ void Run(const Params& params, char* shared)
+        struct Params;                         // what a launch passes, trivially copyable
+        static constexpr int kThreads;         // of a block
+        static constexpr int kSharedAlignment; // of the dynamic shared memory, in bytes
+        static __device__ void Run(const Params& params, char* shared);
 
-    In `host` the function template `make_entry`<Config>(const char* cubin_begin, const char* cubin_end)
-    returns the entry_type of the cubin_library: all that a module knows of a kernel.
+    In `host` a function template makes the entry of a kernel, all that a module knows of it, of the
+    entry_type of the cubin_library:
+
+        template <class Config>
+        constexpr Entry MakeEntry(const char* cubin_begin, const char* cubin_end);
+
+    Config has `kId`, the kernel's id, and the `constants` of its kernel_config().
 
     Example:
         SCALE = kernel_family(
@@ -88,7 +93,7 @@ def kernel_family(name, *, namespace, device, kernel, host, make_entry, device_h
       make_entry: its function template, with the namespace.
       device_hdrs: labels of what `device` includes, by the path in this repository.
       host_hdrs: labels of what `host` includes and no library in `deps` offers.
-      open_kernel: a class template like `kernel` that calls a __device__ function without a definition;
+      open_kernel: a class template like `kernel` that calls a `__device__` function without a definition;
         with it the kernels are also built as LTO-IR, which is linked later with that function.
 
     Returns:

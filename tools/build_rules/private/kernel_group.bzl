@@ -21,5 +21,11 @@ Example:
         kernels = [":triton_small", ":triton_large"],
     )
 """,
-    attrs = {"kernels": attr.label_list(mandatory = True, providers = [KernelInfo])},
+    attrs = {
+        "kernels": attr.label_list(
+            mandatory = True,
+            providers = [KernelInfo],
+            doc = "targets of cuda_cubin, cubin_library, triton_aot and kernel_group",
+        ),
+    },
 )

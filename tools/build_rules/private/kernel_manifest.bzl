@@ -82,7 +82,11 @@ Example:
     )
 """,
     attrs = {
-        "kernels": attr.label_list(mandatory = True, providers = [KernelInfo]),
+        "kernels": attr.label_list(
+            mandatory = True,
+            providers = [KernelInfo],
+            doc = "targets of cuda_cubin, cubin_library, triton_aot and kernel_group",
+        ),
         "known": attr.label_list(
             providers = [KernelInfo],
             doc = "Every kernel that there is. Those that are not among `kernels` are not built, " +

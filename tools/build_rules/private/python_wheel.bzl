@@ -112,12 +112,12 @@ def _python_wheel_impl(ctx):
         OutputGroupInfo(site = depset([site])),
     ]
 
-_python_wheel = rule(
+python_wheel_rule = rule(
     implementation = _python_wheel_impl,
     attrs = {
-        "abi": attr.string(mandatory = True, values = _ABIS.keys()),
+        "abi": attr.string(mandatory = True, values = _ABIS.keys(), doc = "host or abi3"),
         "data": attr.label_keyed_string_dict(allow_files = True, doc = "file: path in the wheel"),
-        "distribution": attr.string(mandatory = True),
+        "distribution": attr.string(mandatory = True, doc = "the name that pip installs it by"),
         "entry_points": attr.string_list_dict(
             doc = "group, such as console_scripts: \"name = module:function\", in any order",
         ),
@@ -130,8 +130,8 @@ _python_wheel = rule(
             providers = [KernelInfo],
             doc = "ahead-of-time kernels; embedded ones come with their extension",
         ),
-        "kernels_folder": attr.string(default = "kernels"),
-        "license": attr.label(mandatory = True, allow_single_file = True),
+        "kernels_folder": attr.string(default = "kernels", doc = "folder of `kernels` in the wheel"),
+        "license": attr.label(mandatory = True, allow_single_file = True, doc = "the text of the license"),
         "license_expression": attr.string(
             default = "Apache-2.0",
             doc = "SPDX, of all that the wheel holds",
@@ -144,24 +144,24 @@ _python_wheel = rule(
             providers = [OpenKernelsInfo],
             doc = "cubin_library: its open kernels become files",
         ),
-        "open_kernels_folder": attr.string(default = "open_kernels"),
+        "open_kernels_folder": attr.string(default = "open_kernels", doc = "folder of `open_kernels` in the wheel"),
         "platform": attr.string(
             # The glibc that the C++ toolchain of stoneware_toolchains() targets (//third_party/zig).
             default = "manylinux_2_28_x86_64",
             doc = "Platform tag. With a manylinux tag the modules are checked: one that needs a newer " +
                   "symbol or another library fails the build. linux_x86_64 promises nothing.",
         ),
-        "readme": attr.label(mandatory = True, allow_single_file = True),
+        "readme": attr.label(mandatory = True, allow_single_file = True, doc = "the long description, in Markdown"),
         "requires": attr.string_list(doc = "requirements, as pip spells them"),
-        "srcs": attr.label_list(allow_files = True),
+        "srcs": attr.label_list(allow_files = True, doc = "Python sources and files next to them"),
         "strip_prefix": attr.string(doc = "the folder of this repository above the packages"),
-        "summary": attr.string(mandatory = True),
+        "summary": attr.string(mandatory = True, doc = "one line that describes it"),
         "tile_matmuls": attr.label_list(
             providers = [TileMatmulInfo],
             doc = "tile_matmul: the LTO-IR becomes files",
         ),
-        "tile_matmuls_folder": attr.string(default = "tile_matmuls"),
-        "version": attr.string(mandatory = True),
+        "tile_matmuls_folder": attr.string(default = "tile_matmuls", doc = "folder of `tile_matmuls` in the wheel"),
+        "version": attr.string(mandatory = True, doc = "the version, by PEP 440"),
         "_write_wheel": attr.label(
             default = Label("//tools/build_rules/private:write_wheel"),
             executable = True,
@@ -200,9 +200,9 @@ def python_wheel(name, *, abi, extensions = {}, **kwargs):
       name: the target.
       abi: "host", for the host's Python, or "abi3", for CPython 3.12 and later.
       extensions: nanobind_module: folder in the wheel; of each the module for `abi` is taken.
-      **kwargs: as the attributes of _python_wheel say.
+      **kwargs: further attributes of the table.
     """
-    _python_wheel(
+    python_wheel_rule(
         name = name,
         abi = abi,
         extensions = {extension_for_abi(label, abi): folder for label, folder in extensions.items()},

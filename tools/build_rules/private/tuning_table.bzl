@@ -43,7 +43,10 @@ Examples:
             doc = "The kernels of the build; for an op of Stoneware.",
         ),
         "op": attr.string(mandatory = True, doc = "An op, or a decorated kernel."),
-        "samples": attr.label_list(allow_files = [".json", ".jsonl"]),
+        "samples": attr.label_list(
+            allow_files = [".json", ".jsonl"],
+            doc = "The files of folders that `stoneware merge` wrote, one folder per device.",
+        ),
         "_bake": attr.label(default = Label("//tools/bake"), executable = True, cfg = "exec"),
     },
 )
