@@ -206,8 +206,8 @@ stoneware = module_extension(
     doc = """The repositories of stoneware_repositories(), and the toolchains of stoneware_toolchains().
 
 Example, of a module that has a C++ toolchain of its own:
-    stoneware = use_extension("@stoneware//third_party:repositories.bzl", "stoneware")
-    stoneware.toolchains(cc = False)
+    repositories = use_extension("@stoneware//third_party:repositories.bzl", "stoneware")
+    repositories.toolchains(cc = False)
 """,
     tag_classes = {
         "toolchains": tag_class(

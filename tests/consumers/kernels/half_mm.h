@@ -1,5 +1,5 @@
-// d[m, n] = a[m, k] * b[k, n] in fp16, a and d row-major, b column-major, fp32 sums: CUTLASS's kernel
-// for a config, as both sides see it.
+// d[m, n] = a[m, k] * b[k, n] in fp16, a and d row-major, b column-major, fp32 sums: CUTLASS's
+// kernel for a config, as both sides see it.
 
 #pragma once
 
