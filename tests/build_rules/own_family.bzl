@@ -41,6 +41,15 @@ OWN_KERNELS = [
     ]
 ]
 
+def _float_constant_impl(_ctx):
+    own_kernel("store_3", 1.5)
+    return []
+
+float_constant = rule(
+    implementation = _float_constant_impl,
+    doc = "What kernel_config checks, where a test can see it fail.",
+)
+
 def _links_in_any_order_test_impl(ctx):
     inputs = ctx.attr.kernels[CcInfo].linking_context.linker_inputs.to_list()
     own = [one for one in inputs if one.owner == ctx.attr.kernels.label]
