@@ -51,12 +51,12 @@ def autocast(
     return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
-def has_hooks(module: torch.nn.Module) -> bool:
-    """Whether a call of the module does more than the forward of its class."""
+def has_hooks(module: torch.nn.Module, *, is_forward_known: bool = False) -> bool:
+    """Whether a call of the module does more than the forward of its class, or than its known forward."""
     own = vars(module)
     if own["_forward_pre_hooks"] or own["_forward_hooks"] or own["_backward_pre_hooks"] or own["_backward_hooks"]:
         return True
-    if "forward" not in own:
+    if "forward" not in own or is_forward_known:
         return False
     # accelerate replaces forward: it moves x to the module's device, and calls the old one.
     below = own.get("_old_forward") if "_hf_hook" in own else None

@@ -19,6 +19,7 @@ from stoneware.nn.handover import Route
 from stoneware.nn.inference import Float8InferenceLinear, frozen_parameter
 from stoneware.nn.linear import Float8Linear, Linear
 from stoneware.nn.proofs import SwiGLUParts
+from stoneware.nn.published import PublishedWeight
 from stoneware.nn.recipes import BF16
 from stoneware.nn.trained_siblings import Siblings
 
@@ -137,21 +138,41 @@ class FrozenLinear(FrozenWeights):
 
 
 class PublishedLinear(FrozenLinear):
-    """FP8Linear of transformers -> Float8InferenceLinear, with the weight and the scales of the checkpoint."""
+    """An fp8 layer of another library -> Float8InferenceLinear, with the weight and the scales of the checkpoint."""
 
-    def __init__(self, name: str, layer: Any) -> None:
-        super().__init__(name, layer, "blockwise")
-        self.kind = type(layer)
+    def __init__(self, name: str, layer: Any, published: PublishedWeight) -> None:
+        super().__init__(name, layer, published.recipe)
+        self.label, self.kind, self.published = (
+            f"{Float8InferenceLinear.__name__}, {self.recipe}",
+            type(layer),
+            published,
+        )
+        self.parameters: dict[str, torch.nn.Parameter | None] = {}
+        self.attributes: dict[str, Any] = {}
 
     def change(self) -> None:
-        layer = self.module
-        layer.recipe = self.recipe
-        layer.compute_dtype = torch.bfloat16 if layer.bias is None else layer.bias.dtype
+        layer, published = self.module, self.published
+        self.parameters = {**layer._parameters}
+        own = vars(layer)
+        self.attributes = {name: own.pop(name) for name in published.attributes if name in own}
+        for name, parameter in self.parameters.items():
+            if name not in ("weight", "bias") and parameter is not None:
+                del layer._parameters[name]
+        layer.recipe, layer.compute_dtype = published.recipe, published.dtype
+        layer.weight, layer.weight_scale_inv = _parameter(published.weight), _parameter(published.scale)
         _become(layer, Float8InferenceLinear)
 
     def revert(self) -> None:
-        _become(self.module, self.kind)
-        _forget(self.module, ("recipe", "compute_dtype"))
+        layer, bias = self.module, self.module._parameters.get("bias")
+        device = layer.weight.device
+        layer._parameters.clear()
+        for name, parameter in self.parameters.items():
+            if parameter is not None and parameter.device != device:  # the layer was moved
+                parameter = torch.nn.Parameter(parameter.detach().to(device), parameter.requires_grad)
+            layer._parameters[name] = bias if name == "bias" else parameter
+        _become(layer, self.kind)
+        _forget(layer, ("recipe", "compute_dtype", "handover"))
+        vars(layer).update(self.attributes)
 
     def undo(self) -> None:
         self.revert()
@@ -361,6 +382,11 @@ def _become(module: Any, kind: type) -> None:
     module.__class__ = kind
     if "_hf_hook" in vars(module) and "_old_forward" in vars(module):
         vars(module)["_old_forward"] = MethodType(kind.forward, module)  # type: ignore[attr-defined]
+
+
+def _parameter(values: torch.Tensor) -> torch.nn.Parameter:
+    """The values as a frozen parameter; a parameter of the checkpoint stays the same object."""
+    return values if isinstance(values, torch.nn.Parameter) else frozen_parameter(values)
 
 
 def _forget(module: torch.nn.Module, names: Any) -> None:

@@ -1,4 +1,4 @@
-"""Saves converted models of transformers, and finds the fp8 layers of loaded ones.
+"""Saves converted models of transformers.
 
 Transformers calls fp8 weights with blockwise scales "fp8". `save_pretrained` writes a `quantization_config` for them,
 so that `from_pretrained` loads the checkpoint, here and where Stoneware is not installed. Transformers has no format
@@ -15,7 +15,7 @@ import torch
 from stoneware.nn.changes import Change
 from stoneware.nn.experts import Float8InferenceExperts
 from stoneware.nn.inference import Float8InferenceLinear
-from stoneware.nn.recipes import BLOCK, why_not
+from stoneware.nn.recipes import BLOCK
 
 _CONFIG = "quantization_config"
 _SAVE = "save_pretrained"
@@ -77,17 +77,3 @@ def quantization_config(model: torch.nn.Module) -> dict[str, Any]:
         "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK],
         "modules_to_not_convert": unconverted,
     }  # fmt: skip
-
-
-def is_published(layer: Any) -> bool:
-    """Whether a layer of a blockwise fp8 checkpoint of transformers has the format of `Float8InferenceLinear`."""
-    kind = type(layer)
-    if (kind.__module__, kind.__name__) != ("transformers.integrations.finegrained_fp8", "FP8Linear"):
-        return False
-    return (
-        tuple(layer.block_size or ()) == (BLOCK, BLOCK)
-        and layer.activation_scheme == "dynamic"
-        and layer.weight.dtype == torch.float8_e4m3fn
-        and layer.weight_scale_inv.dtype == torch.float32
-        and why_not("blockwise", layer.in_features, layer.out_features) is None
-    )

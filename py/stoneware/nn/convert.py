@@ -12,7 +12,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from stoneware.errors import quoted
-from stoneware.nn import data_flow, proofs, trained_node, trained_siblings
+from stoneware.nn import data_flow, proofs, published, trained_node, trained_siblings
 from stoneware.nn.arguments import BITS_16, FLOATS, autocast_dtype, has_hooks, is_distributed
 from stoneware.nn.changes import (
     Change,
@@ -28,7 +28,7 @@ from stoneware.nn.changes import (
     TrainedFeedForward,
     TrainedLinear,
 )
-from stoneware.nn.checkpoints import Saving, is_published
+from stoneware.nn.checkpoints import Saving
 from stoneware.nn.experts import WEIGHTS, Experts
 from stoneware.nn.fused_blocks import FusedBlock
 from stoneware.nn.recipes import BF16, RECIPES, UNIT, why_not
@@ -132,8 +132,8 @@ def convert(
     that train become `Float8Linear`, or `Linear` for recipe "bf16". They keep their Parameter objects, so an existing
     optimizer still works. Frozen layers become `Float8InferenceLinear`.
 
-    The fp8 layers of a blockwise checkpoint that transformers loaded also become `Float8InferenceLinear`, with the
-    weights of the checkpoint.
+    The fp8 layers of checkpoints that transformers, compressed-tensors or torchao loaded also become
+    `Float8InferenceLinear`, with the weights and the scales of the checkpoint, whatever the recipe.
 
     Blocks change only if their code proves that the replacement computes the same (`stoneware.nn.proofs`): experts of
     transformers (`Experts`, or `Float8InferenceExperts` if they are frozen and rowwise), norms (one kernel, and one in
@@ -252,13 +252,14 @@ class _Converter:
 
     def decide_linear(self, name: str, layer: torch.nn.Linear) -> None:
         is_frozen = self.is_quantized and self.is_frozen([layer.weight])
-        reason = self.why_kept(name, layer, is_frozen=is_frozen)
+        weight = published.find(layer) if self.is_quantized else None
+        reason = self.why_kept(name, layer, weight, is_frozen=is_frozen)
         if reason is not None:
             self.conversion.kept[name] = reason
             return
         change: Change
-        if is_published(layer):
-            change = PublishedLinear(name, layer)
+        if weight is not None:
+            change = PublishedLinear(name, layer, weight)
         elif is_frozen:
             change = FrozenLinear(name, layer, self.recipe)
         else:
@@ -269,16 +270,18 @@ class _Converter:
         self.conversion.swapped[name] = change.label
         self.changes[id(layer)] = change
 
-    def why_kept(self, name: str, layer: torch.nn.Linear, *, is_frozen: bool) -> str | None:
+    def why_kept(
+        self, name: str, layer: torch.nn.Linear, fp8: published.PublishedWeight | None, *, is_frozen: bool
+    ) -> str | None:
         weight = layer.weight
         if name and isinstance(self.model.get_submodule(name.rpartition(".")[0]), torch.nn.TransformerEncoderLayer):
             return "torch.nn.TransformerEncoderLayer reads the weights of its layers itself"
-        if type(layer) is not torch.nn.Linear and not (self.is_quantized and is_published(layer)):
+        if type(layer) is not torch.nn.Linear and fp8 is None:
             return f"it is a {type(layer).__name__}, which may do more than torch.nn.Linear"
         clashes = sorted(_ATTRIBUTES & vars(layer).keys())
         if clashes:
             return f"it has an attribute {clashes[0]}, which converted layers use"
-        if has_hooks(layer):
+        if has_hooks(layer, is_forward_known=fp8 is not None and fp8.has_forward):
             return "it has hooks or a forward of its own, like those of tensor parallel plans; convert the model first"
         if self.filter is None and name.rpartition(".")[2] in HEADS:
             return "heads and routers stay in 16 bits; pass a filter to swap them"
@@ -287,10 +290,10 @@ class _Converter:
         others = [owner for owner, module in self.owners.get(_memory(weight), ()) if module is not layer]
         if others:
             return f"its weight is shared with {others[0]}"
+        if fp8 is not None:
+            return None
         if type(weight.data) is not torch.Tensor and (is_frozen or not is_distributed(weight)):
             return f"its weight is a {type(weight.data).__name__}, not a plain tensor; convert the model first"
-        if is_published(layer):
-            return None
         if is_frozen:
             if weight.is_meta or weight.dtype not in FLOATS:
                 return (
@@ -394,8 +397,9 @@ class _Converter:
         return isinstance(self.changes.get(id(layer)), TrainedLinear)
 
     def is_rowwise(self, layer: Any) -> bool:
+        """Whether it gets a weight that `convert` quantized; those of checkpoints are not joined."""
         change = self.changes.get(id(layer))
-        return isinstance(change, FrozenLinear) and change.recipe == ONE_CALL
+        return type(change) is FrozenLinear and change.recipe == ONE_CALL
 
     def handovers(self, name: str, norm: torch.nn.Module) -> Iterator[NormHandover]:
         """The change of a norm whose result only rowwise layers read."""
