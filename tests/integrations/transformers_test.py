@@ -1,0 +1,201 @@
+"""Transformers loads models through the quantizer, and FP8Linear and FP8Experts run on the kernel module."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from tiny_llama import build, check_tokens, generate, save_fp8
+from transformers import AutoModelForCausalLM, MixtralConfig
+from transformers.integrations.finegrained_fp8 import (
+    ALL_FP8_EXPERTS_FUNCTIONS,
+    FP8Experts,
+    FP8Linear,
+    replace_with_fp8_linear,
+)
+from transformers.integrations.moe import use_experts_implementation
+from transformers.utils import import_utils
+from transformers.utils.quantization_config import FineGrainedFP8Config
+
+from stoneware import nn, quantize
+from stoneware.errors import UnsupportedError
+from stoneware.integrations import finegrained_fp8, hosts
+from stoneware.integrations import transformers as engine
+
+ERROR = 2**-4
+"""Relative error of one fp8 matmul of random operands."""
+
+
+def error(y, expected):
+    return float((y.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    build().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("recipe", ["rowwise", "tensorwise", "blockwise"])
+def test_from_pretrained_quantizes_like_convert(recipe, folder):
+    loaded = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16, quantization_config=engine.config(recipe)
+    )
+    converted = build()
+    done = nn.convert(converted, recipe, frozen=True)
+    assert loaded.stoneware_conversion.swapped == done.swapped and done.swapped
+    tokens = torch.arange(16)[None]
+    with torch.no_grad():
+        assert torch.equal(loaded(tokens).logits, converted(tokens).logits)
+    assert generate(loaded) == generate(converted)
+
+
+def test_named_layers_stay_in_16_bits(folder):
+    quantization = engine.config("rowwise", ["o_proj", "lm_head", "model.layers.0.mlp.up_proj"])
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, quantization_config=quantization)
+    assert {name.rpartition(".")[2] for name in model.stoneware_conversion.kept} == {"o_proj", "lm_head", "up_proj"}
+    assert type(model.model.layers[1].mlp.up_proj) is nn.Float8InferenceLinear
+
+
+def test_a_blockwise_model_that_was_quantized_on_load_is_saved_for_transformers_alone(folder, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16, quantization_config=engine.config("blockwise")
+    )
+    model.save_pretrained(tmp_path / "fp8")
+    saved = json.loads((tmp_path / "fp8" / "config.json").read_text())
+    assert saved["quantization_config"]["quant_method"] == "fp8"
+
+
+def test_an_unknown_recipe_is_refused():
+    with pytest.raises(ValueError, match="recipe='int4' must be one of tensorwise, rowwise.*pass one of these"):
+        engine.config("int4")
+
+
+def fp8_model(folder):
+    """The model that transformers builds on a GPU; on a CPU it would dequantize the checkpoint."""
+    save_fp8(folder)
+    source = build()
+    nn.convert(source, "blockwise")
+    model = build()
+    replace_with_fp8_linear(
+        model, ["lm_head"], FineGrainedFP8Config(weight_block_size=(128, 128)), pre_quantized=True
+    )  # fmt: skip
+    model.load_state_dict(source.state_dict(), assign=True)
+    assert type(model.model.layers[0].mlp.up_proj) is FP8Linear
+    return model.requires_grad_(False)
+
+
+def test_a_converted_fp8_checkpoint_generates_what_transformers_does_with_dequantized_weights(tmp_path):
+    model = fp8_model(tmp_path)
+    done = nn.convert(model, "blockwise")
+    assert {*done.swapped.values()} == {"Float8InferenceLinear, blockwise"}
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert type(reference.model.layers[0].mlp.up_proj) is torch.nn.Linear, "transformers dequantizes on a CPU"
+    check_tokens(generate(model), reference)
+
+
+@pytest.mark.parametrize("options", [{"block_size": (128, 128), "scale_fmt": "ue8m0"}, {"block_size": None}])
+def test_other_scales_of_fp8_layers_keep_their_weights(options):
+    layer = FP8Linear(256, 384, **options)
+    scales, empty = "tensor" if options["block_size"] is None else "block_2d", layer.weight_scale_inv
+    weight, scale = quantize(torch.randn(384, 256), scales, power_of_two=True)
+    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    layer.weight_scale_inv = torch.nn.Parameter(scale.reshape(empty.shape).to(empty.dtype), requires_grad=False)
+    dense = weight.float() * (
+        scale if scale.numel() == 1 else scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    )
+    model, x = torch.nn.Sequential(layer).eval(), torch.randn(4, 256).bfloat16()
+    done = nn.convert(model, "rowwise")
+    assert layer.weight.data_ptr() == weight.data_ptr() and done.swapped
+    with torch.no_grad():
+        assert error(model(x), x.float() @ dense.t()) < ERROR
+    done.undo()
+    assert type(layer) is FP8Linear and {*dict(layer.named_parameters())} == {"weight", "weight_scale_inv"}
+
+
+THROUGH_LOCAL_KERNELS = """
+import sys, torch
+from stoneware.integrations import transformers as engine
+engine.use_kernels()
+import transformers_test as test
+from transformers.integrations.finegrained_fp8 import load_finegrained_fp8_kernel
+from pathlib import Path
+folder = Path(sys.argv[1])
+model = test.fp8_model(folder)
+tokens = test.generate(model)
+assert load_finegrained_fp8_kernel().matmul.__module__ == "stoneware.integrations.finegrained_fp8"
+reference = test.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+test.check_tokens(tokens, reference)
+layer, dense = model.model.layers[0].mlp.up_proj, reference.model.layers[0].mlp.up_proj
+x = torch.randn(4, 256).bfloat16()
+assert test.error(layer(x), dense(x)) < test.ERROR
+test.check_experts("batched_mm")
+test.check_experts("grouped_mm")
+print("done")
+"""
+
+
+def test_fp8_layers_load_our_kernels_through_local_kernels(tmp_path):
+    if not import_utils.is_kernels_available():
+        pytest.skip("no package `kernels` that this transformers takes is installed; docs/engines.md has the command")
+    program = [sys.executable, "-c", THROUGH_LOCAL_KERNELS, str(tmp_path)]
+    done = subprocess.run(program, capture_output=True, text=True, cwd=__file__.rpartition("/")[0])
+    assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stdout + done.stderr
+
+
+def check_experts(implementation, device="cpu"):
+    """FP8Experts as transformers calls them, against its own loop over dequantized weights."""
+    config = MixtralConfig(hidden_size=256, intermediate_size=384, num_local_experts=4)
+    kind = use_experts_implementation(experts_class=FP8Experts, experts_interface=ALL_FP8_EXPERTS_FUNCTIONS)
+    experts = kind(config, block_size=(128, 128)).to(device).requires_grad_(False)
+    dense = {}
+    for name in ("gate_up_proj", "down_proj"):
+        pairs = [
+            quantize(torch.randn(weight.shape, device=device) / 16, "block_2d") for weight in getattr(experts, name)
+        ]
+        getattr(experts, name).copy_(torch.stack([weight for weight, _ in pairs]))
+        scales = torch.stack([scale for _, scale in pairs])
+        getattr(experts, f"{name}_scale_inv").copy_(scales)
+        dense[name] = getattr(experts, name).float() * scales.repeat_interleave(128, 1).repeat_interleave(128, 2)
+    x = torch.randn(37, 256, device=device).bfloat16()
+    index = torch.stack([torch.randperm(4, device=device)[:2] for _ in range(37)])
+    weights = torch.rand(37, 2, device=device)
+    config._experts_implementation = implementation
+    y = experts(x, index, weights)
+    expected = torch.zeros(37, 256, device=device)
+    for token in range(37):
+        for expert, weight in zip(index[token], weights[token]):
+            gate, up = (dense["gate_up_proj"][expert] @ x[token].float()).chunk(2)
+            expected[token] += weight * (dense["down_proj"][expert] @ (torch.nn.functional.silu(gate) * up))
+    assert error(y, expected) < 2 * ERROR
+
+
+def test_the_kernel_module_computes_what_its_names_promise():
+    a, w = torch.randn(3, 5, 256).bfloat16(), torch.randn(384, 256)
+    expected = a.float() @ w.t()
+    for scales, block_size in (("block_2d", (128, 128)), ("tensor", None), ("tensor", (384, 256))):
+        w8, scale = quantize(w, scales)
+        y = finegrained_fp8.matmul_2d(a, w8, scale, block_size, torch.bfloat16)
+        assert y.shape == (3, 5, 384) and error(y, expected) < ERROR
+        static = finegrained_fp8.matmul_2d(a, w8, scale, block_size, activation_scale=torch.tensor(0.01))
+        assert error(static, expected) < ERROR
+    values, scale = finegrained_fp8.fp8_act_quant(a)
+    assert values.shape == a.shape and scale.shape == (3, 5, 2)
+    with pytest.raises(ValueError, match=r"block_size=\(64, 64\) must be None or \(128, 128\); unset LOCAL_KERNELS"):
+        finegrained_fp8.matmul_2d(a, w8, scale, (64, 64))
+    with pytest.raises(TypeError, match="b.dtype=torch.int8 must be torch.float8_e4m3fn; unset LOCAL_KERNELS"):
+        finegrained_fp8.matmul_2d(a, w8.view(torch.int8), scale)
+
+
+def test_another_version_is_named_in_the_error():
+    message = str(hosts.unfit("transformers", ImportError("no name register_quantizer")))
+    assert hosts.TRIED["transformers"][-1] in message and "is installed" in message and "register_quantizer" in message
+
+
+def test_use_kernels_without_kernels_says_what_was_tried(monkeypatch):
+    monkeypatch.setattr("transformers.utils.import_utils.is_kernels_available", lambda: False)
+    with pytest.raises(UnsupportedError, match=f"tried with kernels {hosts.TRIED['kernels'][0]}.*takes kernels from"):
+        engine.use_kernels()
