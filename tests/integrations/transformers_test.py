@@ -173,6 +173,34 @@ def check_experts(implementation, device="cpu"):
     assert error(y, expected) < 2 * ERROR
 
 
+SIZES = {
+    "hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 64, "num_local_experts": 4,
+}  # fmt: skip
+
+
+def test_experts_compute_what_those_of_transformers_do():
+    model = AutoModelForCausalLM.from_config(MixtralConfig(**SIZES), dtype=torch.bfloat16)
+    tokens, results = torch.arange(48).view(2, 24), {}
+    for name in ("grouped_mm", engine.register_experts()):
+        model.set_experts_implementation(name)
+        model.zero_grad()
+        logits = model(tokens).logits
+        logits.square().mean().backward()
+        weight = model.model.layers[0].mlp.experts.gate_up_proj
+        results[name] = logits.detach(), weight.grad
+    for ours, theirs in zip(results["stoneware"], results["grouped_mm"]):
+        assert error(ours, theirs) < 2**-6
+
+
+def test_experts_of_another_form_are_left_to_transformers():
+    module, calls = torch.nn.Module(), []
+    module.has_gate, module.has_bias, module.is_transposed, module._is_expert_parallel = True, True, False, False
+    module.gate_up_proj = module.down_proj = torch.ones(1)
+    engine.experts_forward(lambda *args: calls.append(args), module, torch.ones(1), None, None)
+    assert len(calls) == 1
+
+
 def test_the_kernel_module_computes_what_its_names_promise():
     a, w = torch.randn(3, 5, 256).bfloat16(), torch.randn(384, 256)
     expected = a.float() @ w.t()

@@ -4,21 +4,27 @@
 
     model = AutoModelForCausalLM.from_pretrained(name, quantization_config=engine.config("rowwise"))
     engine.use_kernels()    # before the first call of an FP8Linear
+    model.set_experts_implementation(engine.register_experts())
 
-docs/engines.md has both.
+docs/engines.md has all three.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from stoneware.errors import quoted
 from stoneware.integrations.hosts import unfit
 from stoneware.nn.convert import convert
+from stoneware.nn.experts import routed
 from stoneware.nn.recipes import RECIPES
+from stoneware.ops.grouped_mm.api import grouped_mm
 
 METHOD = "stoneware"
 """The `quant_method` of the quantizer."""
@@ -109,6 +115,59 @@ def register() -> Any:
             return True
 
     return StonewareConfig
+
+
+@functools.cache
+def register_experts() -> str:
+    """Registers Stoneware's grouped matmuls as an implementation of experts, for training and for inference.
+
+    Pass its name to `model.set_experts_implementation` or `from_pretrained(..., experts_implementation=)`. Experts with
+    biases, transposed weights, no gate or a norm of their results, those of expert parallel plans, and weights that are
+    not bfloat16 run as "grouped_mm" of transformers. `sw.nn.convert` is the faster way for experts that it can prove.
+
+    Returns:
+      "stoneware".
+
+    Raises:
+      UnsupportedError: transformers is missing, or has other interfaces.
+    """
+    try:
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+        own = ALL_EXPERTS_FUNCTIONS["grouped_mm"]
+        ALL_EXPERTS_FUNCTIONS.register(METHOD, functools.partial(experts_forward, own))
+    except (ImportError, AttributeError, KeyError) as error:
+        raise unfit("transformers", error) from error
+    return METHOD
+
+
+def experts_forward(
+    own: Callable[..., torch.Tensor],
+    module: Any,
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+) -> torch.Tensor:
+    """The sum of each token's experts, with the gate of the module, or by `own` where the module is of another form.
+
+    Args:
+      own: an implementation of transformers.
+      module: experts of transformers, with gate_up_proj [experts, 2 * n, k] and down_proj [experts, k, n].
+      hidden_states: [tokens, k] bfloat16.
+      top_k_index, top_k_weights: [tokens, top_k].
+    """
+    # An older transformers does not say whether experts are parallel, whose tokens may have none of these experts.
+    is_parallel = getattr(module, "_is_expert_parallel", True)
+    has_norm = getattr(module, "has_post_expert_norm", False)
+    is_plain = module.has_gate and not (module.has_bias or module.is_transposed or is_parallel or has_norm)
+    if not is_plain or {hidden_states.dtype, module.gate_up_proj.dtype, module.down_proj.dtype} != {torch.bfloat16}:
+        return own(module, hidden_states, top_k_index, top_k_weights)
+
+    def feed_forward(rows: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        gate_up = grouped_mm(rows, module.gate_up_proj.mT, offs)
+        return grouped_mm(module._apply_gate(gate_up), module.down_proj.mT, offs)
+
+    return routed(hidden_states, top_k_index, top_k_weights, module.num_experts, feed_forward)
 
 
 def use_kernels() -> None:

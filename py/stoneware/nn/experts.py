@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,6 +45,33 @@ def _reorder(rows: torch.Tensor, order: torch.Tensor, place: torch.Tensor, copie
         return rows[order // copies]
     y: torch.Tensor = _Reorder.apply(rows, order, place, copies)
     return y
+
+
+def routed(
+    x: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    num_experts: int,
+    feed_forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """The sum of each token's experts.
+
+    Args:
+      x, experts, weights: see `Experts`.
+      num_experts: of which experts are numbers.
+      feed_forward: (rows [m, k] sorted by expert, offs of `sw.grouped_mm`) -> [m, k].
+
+    Returns:
+      Like x.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    by_expert, order = experts.reshape(-1).sort(stable=True)
+    place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
+    numbers = torch.arange(num_experts, device=x.device)
+    offs = torch.searchsorted(by_expert, numbers, right=True).to(torch.int32)
+    y = feed_forward(_reorder(rows, order, place, experts.shape[-1]), offs)
+    token_rows = _reorder(y, place, order, 1).view(*experts.shape, x.shape[-1])
+    return (token_rows * weights.unsqueeze(-1).to(y.dtype)).sum(-2)
 
 
 class Experts(torch.nn.Module):
@@ -102,16 +130,12 @@ class Experts(torch.nn.Module):
         if (dtype := autocast_dtype(x)) is not None:
             x = x.to(dtype)
         self._check(x, experts, weights)
-        rows = x.reshape(-1, x.shape[-1])
-        top_k = experts.shape[-1]
-        by_expert, order = experts.reshape(-1).sort(stable=True)
-        place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
-        numbers = torch.arange(self.down_proj.shape[0], device=x.device)
-        offs = torch.searchsorted(by_expert, numbers, right=True).to(torch.int32)
-        gate, up = self.matmul(_reorder(rows, order, place, top_k), "gate_up_proj", offs).chunk(2, dim=-1)
-        y = self.matmul(torch.nn.functional.silu(gate) * up, "down_proj", offs)
-        token_rows = _reorder(y, place, order, 1).view(*experts.shape, x.shape[-1])
-        return (token_rows * weights.unsqueeze(-1).to(y.dtype)).sum(-2)
+
+        def feed_forward(rows: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+            gate, up = self.matmul(rows, "gate_up_proj", offs).chunk(2, dim=-1)
+            return self.matmul(torch.nn.functional.silu(gate) * up, "down_proj", offs)
+
+        return routed(x, experts, weights, self.down_proj.shape[0], feed_forward)
 
     def _check(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> None:
         num_experts, hidden_size, _ = self.down_proj.shape
