@@ -192,9 +192,14 @@ def _summary(cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return result
 
 
+def _shown(argument: str) -> str:
+    """An argument of the command as the document shows it."""
+    return "--json_out=FILE" if argument.startswith("--json_out=") else argument
+
+
 def main(argv: Sequence[str]) -> None:
     del argv
-    run = machine.new_run(0, " ".join(["python", "tools/bench/epilogue_bench.py", *sys.argv[1:]]))
+    run = machine.new_run(0, " ".join(["python tools/bench/epilogue_bench.py", *map(_shown, sys.argv[1:])]))
     names, ops = _FUNCTIONS.value or list(FUNCTIONS), _OPS.value or list(_OPS_AND_KEYS)
     cases = []
     for name in names:
