@@ -92,8 +92,8 @@ def test_the_command_and_the_plugins_of_engines_are_the_only_entry_points(wheel)
     text = wheel.members[f"{wheel.info}/entry_points.txt"].decode()
     assert text == (
         "[console_scripts]\nstoneware = stoneware.cli.main:main\n\n"
-        "[sglang.srt.plugins]\nstoneware = stoneware.integrations.sglang:register\n\n"
-        "[vllm.general_plugins]\nstoneware = stoneware.integrations.vllm:register\n"
+        "[sglang.srt.plugins]\nstoneware = stoneware.integrations.sglang:plugin\n\n"
+        "[vllm.general_plugins]\nstoneware = stoneware.integrations.vllm:plugin\n"
     )
 
 

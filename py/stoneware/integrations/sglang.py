@@ -1,4 +1,4 @@
-"""Stoneware's kernels in SGLang: `register`, which the entry point sglang.srt.plugins calls in each of its processes.
+"""Stoneware's kernels in SGLang: `plugin`, which the entry point sglang.srt.plugins calls in each of its processes.
 
 A hook around `dispatch_w8a8_block_fp8_linear` returns Stoneware's linear for fp8 weights with 128x128 scales, on
 Hopper. Other blocks, other GPUs and an explicit --fp8-gemm-backend stay with SGLang.
@@ -7,11 +7,13 @@ Hopper. Other blocks, other GPUs and an explicit --fp8-gemm-backend stay with SG
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from stoneware.errors import UnsupportedError
 from stoneware.integrations.hosts import unfit
 from stoneware.nn.recipes import BLOCK, UNIT
 from stoneware.ops.scaled_mm.api import scaled_mm
@@ -21,6 +23,17 @@ from stoneware.runtime import environment
 TARGET = "sglang.srt.layers.quantization.fp8_utils.dispatch_w8a8_block_fp8_linear"
 
 _HOPPER = (9, 0)
+
+
+_LOG = logging.getLogger("stoneware.integrations")
+
+
+def plugin() -> None:
+    """What the entry point calls: `register`. If it fails, this is logged, and SGLang starts with its own kernels."""
+    try:
+        register()
+    except UnsupportedError as error:
+        _LOG.warning("SGLang runs its own kernels: %s", error)
 
 
 @functools.cache

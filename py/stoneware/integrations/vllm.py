@@ -1,4 +1,4 @@
-"""Stoneware's kernels in vLLM: `register`, which the entry point vllm.general_plugins calls in each of its processes.
+"""Stoneware's kernels in vLLM: `plugin`, which the entry point vllm.general_plugins calls in each of its processes.
 
 | layer | scales | vLLM's list of kernels |
 |---|---|---|
@@ -13,11 +13,13 @@ them, runs a shape is what Stoneware's table measured. `--linear-backend` with a
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from stoneware.errors import UnsupportedError
 from stoneware.integrations.hosts import unfit
 from stoneware.nn.recipes import BLOCK, UNIT
 from stoneware.ops.matmul.api import matmul
@@ -30,6 +32,17 @@ BACKEND = "stoneware"
 _BITS_16 = (torch.bfloat16, torch.float16)
 
 _HOPPER = 90
+
+
+_LOG = logging.getLogger("stoneware.integrations")
+
+
+def plugin() -> None:
+    """What the entry point calls: `register`. If it fails, this is logged, and vLLM starts with its own kernels."""
+    try:
+        register()
+    except UnsupportedError as error:
+        _LOG.warning("vLLM runs its own kernels: %s", error)
 
 
 @functools.cache
