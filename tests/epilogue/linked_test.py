@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from stoneware.epilogue import linked, source, trace
 from stoneware.errors import LinkError, UnsupportedError
 from stoneware.kernels import manifest
 from stoneware.linking import cubins, toolchain
+from stoneware.runtime import regular_file
 
 KERNELS = sorted(manifest.packaged().open)
 KERNEL = KERNELS[0]
@@ -113,12 +116,29 @@ def test_many_threads_link_one_epilogue():
     assert len(found) == 6 and len(set(map(id, found))) == 1
 
 
-def test_many_processes_publish_one_cubin(cache):
-    program = "import sys\nfrom stoneware.linking import cubins\ncubins.write('0' * 64, bytes(1 << 20))"
-    processes = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(8)]
-    assert [process.wait() for process in processes] == [0] * 8
-    assert cubins.read("0" * 64) == bytes(1 << 20)
-    assert [path.name for path in (cache / "linked").iterdir()] == ["0" * 64 + ".cubin"]
+def test_sixteen_processes_link_one_epilogue_and_killed_ones_leave_nothing_wrong(cache, tmp_path):
+    written, expected = tmp_path / "text.cu", linked.cubin(KERNEL, text(8.0))
+    [file] = (cache / "linked").iterdir()
+    file.unlink()
+    written.write_text(text(8.0))
+    program = (
+        "import hashlib, pathlib, sys\nfrom stoneware.epilogue import linked\nprint('started', flush=True)\n"
+        "print(hashlib.sha256(linked.cubin(sys.argv[1], pathlib.Path(sys.argv[2]).read_text())).hexdigest())"
+    )
+    command = [sys.executable, "-c", program, KERNEL, str(written)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(16)]
+    for position, process in enumerate(processes[::2]):
+        assert process.stdout is not None and process.stdout.readline() == "started\n"
+        time.sleep(0.05 * position)  # somewhere in the link, or behind it
+        process.kill()
+    outputs = [process.communicate(timeout=120)[0] for process in processes[1::2]]
+    assert {output.split()[1] for output in outputs} == {hashlib.sha256(expected).hexdigest()}
+    assert all(process.returncode == 0 for process in processes[1::2])
+    for process in processes[::2]:
+        process.communicate()
+    assert cubins.read(file.stem) == expected
+    drafts = [path for path in (cache / "linked").iterdir() if path != file]
+    assert all(path.name.startswith(regular_file.DRAFT_PREFIX) for path in drafts)
 
 
 def test_without_the_libraries_an_epilogue_stays_unfused(monkeypatch, caplog):
