@@ -14,6 +14,8 @@ os.environ["CUDA_PATH"] = nvidia.cu13.__path__[0]
 # NVRTC opens this library by its name alone, and finds it if it is open already.
 [_BUILTINS] = pathlib.Path(nvidia.cu13.__path__[0], "lib").glob("libnvrtc-builtins.so.*")
 ctypes.CDLL(str(_BUILTINS))
+OPEN_BUILTINS = f"import ctypes; ctypes.CDLL({str(_BUILTINS)!r})\n"
+"""The same for a program in another process."""
 
 
 @pytest.fixture(autouse=True)

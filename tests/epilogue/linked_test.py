@@ -12,6 +12,7 @@ import time
 
 import pytest
 import torch
+from conftest import OPEN_BUILTINS
 from torch.nn import functional
 
 from stoneware.epilogue import linked, source, trace
@@ -122,7 +123,8 @@ def test_sixteen_processes_link_one_epilogue_and_killed_ones_leave_nothing_wrong
     file.unlink()
     written.write_text(text(8.0))
     program = (
-        "import hashlib, pathlib, sys\nfrom stoneware.epilogue import linked\nprint('started', flush=True)\n"
+        f"{OPEN_BUILTINS}import hashlib, pathlib, sys\nfrom stoneware.epilogue import linked\n"
+        "print('started', flush=True)\n"
         "print(hashlib.sha256(linked.cubin(sys.argv[1], pathlib.Path(sys.argv[2]).read_text())).hexdigest())"
     )
     command = [sys.executable, "-c", program, KERNEL, str(written)]
