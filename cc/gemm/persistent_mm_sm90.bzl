@@ -17,6 +17,7 @@ _FAMILY = kernel_family(
         "persistent_mm_boxes_sm90.cuh",
         "persistent_mm_groups_sm90.cuh",
         "persistent_mm_load_sm90.cuh",
+        "persistent_mm_partial_sums_sm90.cuh",
         "persistent_mm_sm90.cuh",
         "persistent_mm_store_sm90.cuh",
         "persistent_mm_sum_sm90.cuh",

@@ -9,6 +9,7 @@
 #include "cc/gemm/persistent_mm_block_sm90.cuh"
 #include "cc/gemm/persistent_mm_groups_sm90.cuh"
 #include "cc/gemm/persistent_mm_load_sm90.cuh"
+#include "cc/gemm/persistent_mm_partial_sums_sm90.cuh"
 #include "cc/gemm/persistent_mm_sm90.h"
 #include "cc/gemm/persistent_mm_store_sm90.cuh"
 #include "cc/gemm/persistent_mm_sum_sm90.cuh"

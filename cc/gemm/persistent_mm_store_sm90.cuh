@@ -1,4 +1,4 @@
-// What persistent_mm does with a tile's sums: adds those of other blocks, scales, rounds, stores.
+// What persistent_mm does with a tile's sums once they are added up: scales, rounds, stores.
 
 #pragma once
 
@@ -10,133 +10,12 @@
 #include "cc/gemm/persistent_mm_block_sm90.cuh"
 #include "cc/gemm/persistent_mm_boxes_sm90.cuh"
 #include "cc/gemm/persistent_mm_groups_sm90.cuh"
+#include "cc/gemm/persistent_mm_partial_sums_sm90.cuh"
 #include "cc/gemm/persistent_mm_sm90.h"
 #include "cc/gemm/ptx_sm90.cuh"
 #include "cc/gemm/transpose_sm90.cuh"
 
 namespace stoneware::gemm::sm90 {
-
-// Adds to this block's share of a tile what the other blocks of the cluster have summed of it, and
-// sends them theirs. Returns whether this warp has some to store. All threads that multiply call.
-template <class Shape, bool kSplitsK>
-__device__ bool AddPartialSums(const SharedMemory<Shape>& shared,
-                               const KSlice<Shape, kSplitsK>& slice,
-                               float (&sums)[Shape::kRowSteps][Shape::kSums]) {
-  constexpr int kWordsOfStep = Shape::kSums / 4;  // of four sums
-  constexpr int kWords = Shape::kRowSteps * kWordsOfStep;
-  const int thread = static_cast<int>(threadIdx.x);
-  const int num_warps = Shape::kConsumerThreads / 32 / slice.splits;  // that store, of a block
-  const int warp = thread / 32 % num_warps;
-  const int rank = thread / 32 / num_warps;  // of the block that stores what this warp has
-  // Each sender stores the words of each warp, lane by lane.
-  const int sender_bytes = num_warps * kWords * 32 * 16;
-  const std::uint32_t partial = SharedAddress(shared.partial) +
-                                static_cast<std::uint32_t>((warp * kWords * 32 + thread % 32) * 16);
-  WaitForClusterToArrive();
-  if (rank != slice.rank) {
-    const int slot = slice.rank - (slice.rank > rank);
-    const std::uint32_t address = AddressInBlock(partial + slot * sender_bytes, rank);
-    const std::uint32_t barrier = AddressInBlock(shared.summed->Address(), rank);
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      const float* const word = &sums[i / kWordsOfStep][i % kWordsOfStep * 4];
-      StoreToBlock(address + i * 32 * 16, barrier, word[0], word[1], word[2], word[3]);
-    }
-    return false;
-  }
-  shared.summed->WaitForCluster();
-  for (int slot = 0; slot + 1 < slice.splits; ++slot) {
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      const float4 other = LoadShared(partial + slot * sender_bytes + i * 32 * 16);
-      float* const word = &sums[i / kWordsOfStep][i % kWordsOfStep * 4];
-      word[0] += other.x;
-      word[1] += other.y;
-      word[2] += other.z;
-      word[3] += other.w;
-    }
-  }
-  return true;
-}
-
-// The partial sums of a tile whose columns are shared. Four sums of each thread are a word; a group
-// of 16 columns is word after word, and groups lie one after the other.
-template <class Shape>
-class PartialColumns {
- public:
-  __device__ PartialColumns(const SharedMemory<Shape>& shared, const KSlice<Shape, true>& slice)
-      : slice_(slice),
-        own_(SharedAddress(shared.partial)),
-        arriving_(own_ + Shape::kOwnBytes),
-        sender_bytes_((Shape::kColumnGroups - 1 + slice.splits) / slice.splits *
-                      Shape::kGroupBytes) {}
-
-  // Sends each other block the sums that it stores. Returns when those for this one have come.
-  __device__ void Exchange(const SharedMemory<Shape>& shared,
-                           const float (&sums)[Shape::kRowSteps][Shape::kSums]) const {
-    const int thread = static_cast<int>(threadIdx.x);
-    // This warp has read its stages. Own sums are written when this block's warps have.
-    ArriveAtCluster();
-    SyncAtNamedBarrier(Shape::kConsumerThreads, kAmongConsumers);
-#pragma unroll
-    for (int block = 0; block < Shape::kColumns / 8; ++block) {
-#pragma unroll
-      for (int step = 0; step < Shape::kRowSteps; ++step) {
-        const float* const word = &sums[step][block * 4];
-        StoreShared(own_ + block / 2 * Shape::kGroupBytes + WordAt(step, block % 2), word[0],
-                    word[1], word[2], word[3]);
-      }
-    }
-    FenceSharedForTma();
-    SyncAtNamedBarrier(Shape::kConsumerThreads, kAmongConsumers);
-    WaitForClusterToArrive();
-    const int to = thread / 32;
-    if (to < slice_.splits && to != slice_.rank && thread % 32 == 0) {
-      const ColumnShare<Shape> share(slice_, to);
-      const int slot = slice_.rank - (slice_.rank > to);
-      CopyToBlock(AddressInBlock(arriving_ + slot * sender_bytes_, to),
-                  AddressInBlock(shared.summed->Address(), to),
-                  own_ + share.begin * Shape::kGroupBytes,
-                  (share.end - share.begin) * Shape::kGroupBytes);
-    }
-    shared.summed->WaitForCluster();
-    ArriveAtCluster();
-  }
-
-  // No block leaves before its sums have been copied.
-  __device__ void End() const { WaitForClusterToArrive(); }
-
-  // Adds up a word of a group of this block's share, in the order of k, so that the sums of an
-  // element do not depend on which block adds them.
-  __device__ float4 Sum(const ColumnShare<Shape>& share, int group, int step, int half) const {
-    const std::uint32_t own = own_ + group * Shape::kGroupBytes + WordAt(step, half);
-    const std::uint32_t arrived =
-        arriving_ + (group - share.begin) * Shape::kGroupBytes + WordAt(step, half);
-    float4 sum;
-#pragma unroll
-    for (int from = 0; from < Shape::kMaxSplits; ++from) {
-      if (from >= slice_.splits) break;
-      const float4 part = LoadShared(
-          from == slice_.rank ? own : arrived + (from - (from > slice_.rank)) * sender_bytes_);
-      sum.x = from == 0 ? part.x : sum.x + part.x;
-      sum.y = from == 0 ? part.y : sum.y + part.y;
-      sum.z = from == 0 ? part.z : sum.z + part.z;
-      sum.w = from == 0 ? part.w : sum.w + part.w;
-    }
-    return sum;
-  }
-
- private:
-  // Of this thread's word, in its group.
-  static __device__ int WordAt(int step, int half) {
-    return ((step * 2 + half) * Shape::kConsumerThreads + static_cast<int>(threadIdx.x)) * 16;
-  }
-
-  const KSlice<Shape, true>& slice_;
-  const std::uint32_t own_;
-  const std::uint32_t arriving_;
-  const int sender_bytes_;
-};
 
 // A thread's part of the vectors that a tile's epilogue needs. They are read from global memory
 // before the tile is multiplied, and shared after it.
