@@ -40,9 +40,15 @@ def test_bytes_count_by_the_bandwidth(out_dtype):
 def test_fp8_with_a_bias_is_predicted():
     tensors = empty(64, 4096, dtype=torch.float8_e4m3fn), empty(4096, 4096, dtype=torch.float8_e4m3fn).t()
     scales = empty(64, 1, dtype=torch.float32), empty(1, 4096, dtype=torch.float32)
-    arguments = torch.float32, True
-    bias = empty(4096, dtype=torch.float32)
+    arguments = torch.bfloat16, True
+    bias = empty(4096)
     assert isinstance(gain.saved_us("scaled_mm", (*tensors, *scales, bias), arguments, CUDA, saved_bytes=0), float)
+
+
+def test_a_float32_bias_which_no_open_kernel_has_is_not_predicted():
+    a, b, bias = empty(64, 512), empty(4096, 512).t(), empty(4096, dtype=torch.float32)
+    assert isinstance(gain.saved_us("matmul", (a, b, None), (torch.float32,), CUDA, saved_bytes=0), float)
+    assert gain.saved_us("matmul", (a, b, bias), (torch.float32,), CUDA, saved_bytes=0) is None
 
 
 def test_what_cannot_be_fused_is_not_predicted():

@@ -82,9 +82,7 @@ class EpilogueFusion(CustomGraphPass):
             return False
         sums = region.like(matmul)
         is_read = any(output.node is matmul for output in found.outputs)
-        # Counted twice, since a residual alone gains almost nothing (docs/epilogues.md, "What it costs").
-        whole = [meta.nbytes for each in found.inputs if 2 * (meta := each.like()).numel() >= sums.numel()]
-        saved_bytes = sums.nbytes * (1 if is_read else 2) - sum(whole)
+        saved_bytes = sums.nbytes * (1 if is_read else 2)
         arguments = [bound.get(name) for name, _ in spec.arguments]
         saved_us = gain.saved_us(op, tensors, arguments, matmul.meta["val"].device, saved_bytes=saved_bytes)
         return saved_us is not None and saved_us > 0

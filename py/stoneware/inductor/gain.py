@@ -10,8 +10,7 @@ import torch
 from stoneware.errors import UnsupportedError
 from stoneware.inductor.operators import plans_of
 from stoneware.kernels.sm90_kernels import BACKEND as SM90
-from stoneware.ops import tensor_checks
-from stoneware.ops.backend import Plan
+from stoneware.ops.fused import problem_of
 from stoneware.runtime.device import cuda_device
 
 _KERNEL_US = 1.0
@@ -39,10 +38,10 @@ def saved_us(
     if device.type != "cuda":
         return None
     try:
-        problem = _problem(op, tensors, arguments)
+        problem = problem_of(plans_of(op), tensors, arguments)
     except (TypeError, ValueError):  # the call raises it when it runs
         return None
-    if problem is None:
+    if isinstance(problem, str):
         return None
     from torch._inductor.utils import get_gpu_dram_gbps
 
@@ -57,25 +56,3 @@ def saved_us(
         return None
     traffic_us = saved_bytes / (get_gpu_dram_gbps() * 1e3)
     return float(fastest.chosen.median_us - fused.chosen.median_us + traffic_us + _KERNEL_US)
-
-
-def _problem(op: str, tensors: Sequence[torch.Tensor | None], arguments: Sequence[Any]) -> Any | None:
-    """The problem of a fused call, whose kernel has 16 bits; None if its plan does more than one launch."""
-    plans = plans_of(op)
-    dtype = tensors[0].dtype  # type: ignore[union-attr]
-    narrow = dtype if dtype.itemsize == 2 else torch.bfloat16
-    objects = [narrow if value == torch.float32 else value for value in arguments]
-    tensors = [
-        tensor.to(narrow) if name == "bias" and tensor is not None and tensor.dtype == torch.float32 else tensor
-        for name, tensor in zip(plans.spec.inputs, tensors)
-    ]
-    problems: list[Any] = []
-
-    def make(problem: Any) -> Plan:
-        problems.append(problem)
-        return tensor_checks.run_nothing
-
-    if plans.checks.plan(make, *tensors, None, *objects) is not tensor_checks.run_nothing or not problems:
-        return None
-    (problem,) = problems
-    return problem if getattr(problem, "batch", 1) == 1 else None

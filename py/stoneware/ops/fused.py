@@ -275,21 +275,10 @@ class _FusedCalls:
         if backend not in (None, SM90):
             return f"backend={backend!r} was requested"
         operation = self.plans.operation
-        problems: list[Any] = []
-
-        def plan(problem: Any) -> Plan:
-            problems.append(problem)
-            return tensor_checks.run_nothing
-
-        if (
-            self.plans.checks.plan(plan, *tensors, None, *self._with_16_bits(tensors, objects))
-            is not tensor_checks.run_nothing
-        ):
-            return "an operand is copied first"
-        if not problems:
-            return "the result is empty"
-        (problem,) = problems
-        if (problem.m, problem.n) != (math.prod(shape[:-1]), shape[-1]) or getattr(problem, "batch", 1) != 1:
+        problem = problem_of(self.plans, tensors, objects)
+        if isinstance(problem, str):
+            return problem
+        if (problem.m, problem.n) != (math.prod(shape[:-1]), shape[-1]):
             return "it is a batch"
         main = next(
             (
@@ -308,14 +297,6 @@ class _FusedCalls:
         except UnsupportedError as error:
             return str(error)
         return _Kind(problem, decision.config, text, main)
-
-    def _with_16_bits(self, tensors: Sequence[Any], objects: Sequence[Any]) -> list[Any]:
-        """The op's other arguments with the out dtype that open kernels have: 16 bits."""
-        narrow = list(objects)
-        place = _place_of_out_dtype(self.plans.spec)
-        if narrow[place] == torch.float32:
-            narrow[place] = _narrow(tensors[0].dtype)
-        return narrow
 
     def _linked(self, kind: _Kind) -> Any | None:
         """The native kernel; None if it is not linked yet, or cannot be."""
@@ -382,6 +363,35 @@ class _FusedCalls:
                 out.copy_(result)
 
         return torch_plan(run, (results, list(range(num_tensors))))
+
+
+def problem_of(plans: OpPlans, tensors: Sequence[Any], objects: Sequence[Any]) -> Any | str:
+    """The problem of the open kernel of a fused call, whose result has 16 bits, or why the call cannot be fused.
+
+    Args:
+      plans: of the op.
+      tensors: of the op, without out.
+      objects: its other arguments, without backend and config.
+    """
+    biases = [tensor for name, tensor in zip(plans.spec.inputs, tensors) if name == "bias" and tensor is not None]
+    if any(bias.dtype == torch.float32 for bias in biases):
+        return "its bias is float32; pass it as an input, and add it in the function"
+    narrow = list(objects)
+    place = _place_of_out_dtype(plans.spec)
+    if narrow[place] == torch.float32:
+        narrow[place] = _narrow(tensors[0].dtype)
+    problems: list[Any] = []
+
+    def plan(problem: Any) -> Plan:
+        problems.append(problem)
+        return tensor_checks.run_nothing
+
+    if plans.checks.plan(plan, *tensors, None, *narrow) is not tensor_checks.run_nothing:
+        return "an operand is copied first"
+    if not problems:
+        return "the result is empty"
+    (problem,) = problems
+    return "it is a batch" if getattr(problem, "batch", 1) != 1 else problem
 
 
 def _narrow(dtype: torch.dtype) -> torch.dtype:
