@@ -109,7 +109,7 @@ def _graph(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
 
 
 def _times_us(graphs: dict[str, torch.cuda.CUDAGraph], num_calls: int) -> dict[str, list[float]]:
-    """Of each graph, µs per call, a figure a round."""
+    """The µs per call of each graph, a figure a round."""
     times: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(_ROUNDS.value + 2):
         for name, graph in graphs.items():
@@ -175,7 +175,7 @@ def _measure(op_name: str, name: str, shape: tuple[int, int, int], compiled: Fun
 
 
 def _summary(cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each op and function: geometric mean and least of the ratios, and the mean of the bounds."""
+    """The geometric mean and the least of the ratios of each op and function, and the mean of their bounds."""
     result = []
     for op in dict.fromkeys(case["op"] for case in cases):
         for name in dict.fromkeys(case["function"] for case in cases):

@@ -73,7 +73,7 @@ def command(prefix: pathlib.Path) -> list[str]:
 
 
 def rc_lines(prefix: pathlib.Path) -> list[str]:
-    """rc lines that serve Bazel's built-in repositories and modules from the prefix, so that no registry is asked."""
+    """rc lines that serve Bazel's built-in repositories and modules from the prefix, without a registry."""
     folders = {name: prefix / "usr/share/bazel" / path for name, path in sorted(REPOSITORIES.items())}
     modules = folders | {name: _empty_module(prefix, name) for name in UNUSED_MODULES}
     return [

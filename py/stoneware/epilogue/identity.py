@@ -10,8 +10,8 @@ from typing import Any
 
 
 def identity(function: Callable[..., Any]) -> Any:
-    """A key of the function. Of a Python function it has the code and what this reads in closures, defaults and
-    globals, so that a lambda in a loop is one function, and another one when a number that it reads has changed."""
+    """A key of the function. The key of a Python function has its code and what this reads in closures, defaults
+    and globals, so that a lambda in a loop is one function, and another one when a number that it reads has changed."""
     if type(function) is not types.FunctionType:
         return function
     values = [cell.cell_contents for cell in function.__closure__ or ()]
