@@ -149,6 +149,17 @@ def test_a_transpose_has_ones_for_scales(on, device, shape):
     assert_same_bits([transposed, ones], [x.t(), torch.ones_like(ones)])
 
 
+def test_the_transpose_of_several_matrices_is_that_of_their_rows(on, device):
+    parts = [torch.randn(rows, 4112, device=on).to(E4M3) for rows in (4096, 16, 1040)]
+    rows = torch.cat([part.view(torch.uint8) for part in parts]).view(E4M3)
+    transposed, ones = torch.empty(rows.t().shape, device=on, dtype=E4M3), torch.empty(4112, 1, device=on)
+    poison(on)
+    plan = fused.transpose_plan(*parts)
+    assert hasattr(plan, "native_launch")  # a kernel's
+    plan(*parts, transposed, ones)
+    assert_same_bits([transposed, ones], [rows.t(), torch.ones_like(ones)])
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("m", [16, 17, 2048])
 def test_one_native_call_has_the_gradients_of_float64(on, recipe, m):
@@ -284,19 +295,24 @@ def test_the_activation_and_its_gradients_in_16_bits(on, m, n, dtype):
 def test_the_gradients_of_a_feed_forward_in_fp8(on, m, n):
     z = (torch.randn(m, 2 * n, device=on) * torch.rand(m, 1, device=on) * 4).bfloat16()
     dh = (torch.randn(m, n, device=on) * torch.rand(n, device=on)).bfloat16()
-    poison(on)
-    outputs = []
-    for shape in ((m, 2 * n), (2 * n, m), (n, m)):
-        outputs += [torch.empty(shape, device=on, dtype=E4M3), torch.empty(shape[0], 1, device=on)]
-    partials = [torch.empty(shape, dtype=torch.int32, device=on) for shape in kernels.swiglu_partial_shapes(m, n)]
-    fused.swiglu_grad_plan(z, dh, True)(z, dh, *outputs, *partials)
+    shapes = (m, 2 * n), (2 * n, m), (n, m)
     dgate, dup, h = activation_gradients(z, dh)
     dz = torch.cat((dgate, dup), 1)
-    for wanted, values, scale in zip((dz, dz.t(), h.t()), outputs[::2], outputs[1::2]):
-        assert (values.double() * scale - wanted).norm() <= 0.04 * wanted.norm()
-        # Scales are powers of two that just reach the largest value of a row, here to within its rounding.
-        largest = wanted.abs().amax(1, keepdim=True) / 448
-        assert ((scale >= 0.99 * largest) & (scale <= 2.02 * largest)).all()
+    for factors in ((), (2.0 ** torch.randint(-6, 6, (2 * n, 1), device=on),)):
+        poison(on)
+        outputs = []
+        for shape in shapes:
+            outputs += [torch.empty(shape, device=on, dtype=E4M3), torch.empty(shape[0], 1, device=on)]
+        partials = [torch.empty(shape, dtype=torch.int32, device=on) for shape in kernels.swiglu_partial_shapes(m, n)]
+        plan = fused.swiglu_grad_plan(z, dh, True, *factors)
+        assert hasattr(plan, "native_launch")  # a kernel's
+        plan(z, dh, *factors, *outputs, *partials)
+        plain = dz * factors[0].t() if factors else dz
+        for wanted, values, scale in zip((plain, dz.t(), h.t()), outputs[::2], outputs[1::2]):
+            assert (values.double() * scale - wanted).norm() <= 0.04 * wanted.norm()
+            # Scales are powers of two that just reach the largest value of a row, here to within its rounding.
+            largest = wanted.abs().amax(1, keepdim=True) / 448
+            assert ((scale >= 0.99 * largest) & (scale <= 2.02 * largest)).all()
 
 
 def test_the_wheel_has_each_kernel(device, on):

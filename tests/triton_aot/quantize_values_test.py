@@ -58,6 +58,10 @@ def launch(functions, kernel_id, grid, arguments):
         block = int(which.removeprefix("columns_"))
         rows, _ = kernels._ROWS_COLUMNS[block]
         functions.quantize_rows_columns[grid](*arguments, **largest, ROWS=rows, BLOCK=block, STAGES=1)
+    elif "swiglu" in variant:
+        name = variant.removeprefix("scaled_")
+        rows, is_scaled = kernels._SWIGLU_ROWS[name], int(kind == "scaled")
+        getattr(functions, name)[grid](*arguments, SCALED=is_scaled, ROWS=rows, TILE=128)
     elif kind in ("rows", "scaled"):
         size = which.removeprefix("rows_")
         block = 64 if size == "loop" else int(size)
@@ -75,8 +79,6 @@ def launch(functions, kernel_id, grid, arguments):
     elif variant in ("silu_mul_tiles", "silu_mul_grad"):
         rows, columns = kernels._ACTIVATION_TILE
         getattr(functions, variant)[grid](*arguments, ROWS=rows, TILE=columns)
-    elif kind == "swiglu":
-        getattr(functions, variant)[grid](*arguments, ROWS=kernels._SWIGLU_ROWS[variant], TILE=128)
     elif kind == "silu":
         size = which.removeprefix("mul_")
         block = 64 if size == "loop" else int(size)
@@ -235,8 +237,16 @@ def test_rows_times_factors_are_multiplied_in_32_bits(quantized, monkeypatch, lo
 def test_a_transpose_has_ones_for_scales(quantized):
     x = torch.randn(144, 272).to(torch.float8_e4m3fn)
     transposed, ones = torch.full((272, 144), 3.0).to(x.dtype), torch.full((272, 1), -5.0)
-    kernels.transpose_plan(x, device.CPU)(*(one.view(torch.int8) for one in (x, transposed)), ones)
+    kernels.transpose_plan([x], device.CPU)(*(one.view(torch.int8) for one in (x, transposed)), ones)
     assert_same_bits([transposed, ones], [x.t(), torch.ones(272, 1)])
+
+
+def test_the_transpose_of_several_matrices_is_that_of_their_rows(quantized):
+    parts = [torch.randn(rows, 272).to(torch.float8_e4m3fn) for rows in (144, 16, 48, 272)]
+    transposed, ones = torch.full((272, 480), 3.0).to(torch.float8_e4m3fn), torch.full((272, 1), -5.0)
+    plan = kernels.transpose_plan(parts, device.CPU)
+    plan(*(one.view(torch.int8) for one in (*parts, transposed)), ones)
+    assert_same_bits([transposed, ones], [torch.cat(parts).t(), torch.ones(272, 1)])
 
 
 def test_partial_results_of_another_call_are_taken(quantized):
@@ -363,6 +373,14 @@ def test_the_gradients_of_a_feed_forward_in_fp8(quantized, monkeypatch, m, n):
         # Scales are powers of two that just reach the largest value of a row, here to within its rounding.
         largest = wanted.abs().amax(1, keepdim=True) / 448
         assert ((scale >= 0.99 * largest) & (scale <= 2.02 * largest)).all()
+    factors = 2.0 ** torch.randint(-6, 6, (2 * n, 1))
+    scaled = [torch.full_like(output, 3.0) for output in outputs]
+    kernels.swiglu_grad_plan(z, True, device.CPU, is_scaled=True)(z, dh, factors, *scaled, *partials)
+    assert_same_bits(scaled[2:], outputs[2:])
+    wanted = dz * factors.t()
+    largest = wanted.abs().amax(1, keepdim=True) / 448
+    assert (scaled[0].double() * scaled[1] - wanted).norm() < 0.04 * wanted.norm()
+    assert ((scaled[1] >= 0.99 * largest) & (scaled[1] <= 2.02 * largest)).all()
 
 
 @pytest.mark.parametrize("m", [16, 4096, 100_000])

@@ -254,14 +254,16 @@ _TORCH_MATMULS: dict[str, Callable[..., torch.Tensor]] = {
 
 @dataclass(frozen=True)
 class Transpose(Op):
-    """The dense transpose of fp8 [n, k], and ones [k, 1] as its scales if the other operand has the real ones."""
+    """The dense transpose of the rows of fp8 matrices [n, k], and ones [k, 1] as its scales if the other operand has
+    the real ones."""
 
-    def __call__(self, dtype: torch.dtype, x8: torch.Tensor) -> Sequence[torch.Tensor]:
+    def __call__(self, dtype: torch.dtype, *parts: torch.Tensor) -> Sequence[torch.Tensor]:
+        x8 = join(parts)
         return x8.t().contiguous(), torch.ones(x8.shape[1], 1, device=x8.device)
 
-    def plan(self, dtype: torch.dtype, x8: torch.Tensor) -> tuple[Any, Sequence[Output]]:
-        n, k = x8.shape
-        return fused.transpose_plan(x8), [dense((k, n), x8.dtype), dense((k, 1), torch.float32)]
+    def plan(self, dtype: torch.dtype, *parts: torch.Tensor) -> tuple[Any, Sequence[Output]]:
+        n, k = sum(part.shape[0] for part in parts), parts[0].shape[1]
+        return fused.transpose_plan(*parts), [dense((k, n), parts[0].dtype), dense((k, 1), torch.float32)]
 
 
 @dataclass(frozen=True)
@@ -316,18 +318,21 @@ class SiluMul(Op):
 class SwiGLUGrad(Op):
     """The gradient of z [m, 2 n], and h, from z and dh [m, n], where h = silu(gate) * up; only in native calls.
 
-    Both are quantized with a scale for each row: dz, its transpose, and that of h.
+    Both are quantized with a scale for each row: dz, its transpose, and that of h. With factors [2 n, 1] the first is
+    dz times these; the transpose is that of dz.
     """
 
     cast: Cast
 
-    def plan(self, dtype: torch.dtype, z: torch.Tensor, dh: torch.Tensor) -> tuple[Any, Sequence[Output]]:
+    def plan(
+        self, dtype: torch.dtype, z: torch.Tensor, dh: torch.Tensor, factors: torch.Tensor | None = None
+    ) -> tuple[Any, Sequence[Output]]:
         m, n = dh.shape
         outputs = []
         for rows, columns in ((m, 2 * n), (2 * n, m), (n, m)):
             outputs += [dense((rows, columns), self.cast.dtype), dense((rows, 1), torch.float32)]
         partials = [dense(shape, torch.int32) for shape in kernels.swiglu_partial_shapes(m, n)]
-        return fused.swiglu_grad_plan(z, dh, self.cast.power_of_two), [*outputs, *partials]
+        return fused.swiglu_grad_plan(z, dh, self.cast.power_of_two, factors), [*outputs, *partials]
 
 
 @dataclass(frozen=True)
@@ -494,6 +499,13 @@ def _launch(
 def rows_of(x: torch.Tensor) -> torch.Tensor:
     """x [..., k] as a matrix."""
     return x.reshape(-1, x.shape[-1])
+
+
+def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Dense matrices of one dtype as one, row after row. As bytes, because torch.autocast refuses fp8."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([part.view(torch.uint8) for part in parts]).view(parts[0].dtype)
 
 
 def _rows_of_scale(scale: torch.Tensor) -> torch.Tensor:

@@ -76,26 +76,29 @@ def _activation_grad(gate: torch.Tensor, up: torch.Tensor, dh: torch.Tensor) -> 
     return torch.ops.aten.silu_backward(dh * up, gate), dh * torch.nn.functional.silu(gate)
 
 
-def swiglu_grad_plan(z: torch.Tensor, dh: torch.Tensor, power_of_two: bool) -> Any:
-    """plan(z, dh, dz8, scale, dzt8, scale_t, ht8, scale_h, *partials): the gradient of z, and h, with
+def swiglu_grad_plan(z: torch.Tensor, dh: torch.Tensor, power_of_two: bool, factors: torch.Tensor | None = None) -> Any:
+    """plan(z, dh, *factors, dz8, scale, dzt8, scale_t, ht8, scale_h, *partials): the gradient of z, and h, with
     h = silu(z[:, :n]) * z[:, n:].
 
     Args:
       z, dh: [m, 2 n] and [m, n], dense, like those of the calls.
+      factors: [2 n, 1] float32, like that of the calls; dz8 is then that of the gradient times factors in float32.
 
     The outputs are [m, 2 n], [2 n, m] and [n, m] in e4m3 with scales of their rows [..., 1]; `partials` have the
     shapes `kernels.swiglu_partial_shapes`, int32.
     """
     device = tensor_checks.check_one_device([("z", z), ("dh", dh)])
     n = dh.shape[1]
-    is_dense = z.is_contiguous() and dh.is_contiguous() and len(z) % kernels.MULTIPLE == 0
-    if is_dense and _has_kernels(device, z, dh):
-        return kernels.swiglu_grad_plan(z, power_of_two, device)
+    is_scaled = factors is not None
+    is_plain = z.is_contiguous() and dh.is_contiguous() and len(z) % kernels.MULTIPLE == 0
+    if is_plain and (factors is None or _are_aligned(factors)) and _has_kernels(device, z, dh):
+        return kernels.swiglu_grad_plan(z, power_of_two, device, is_scaled=is_scaled)
 
-    def run(z: torch.Tensor, dh: torch.Tensor, *outputs: torch.Tensor) -> None:
-        gate, up = z[:, :n], z[:, n:]
+    def run(z: torch.Tensor, dh: torch.Tensor, *others: torch.Tensor) -> None:
+        gate, up, outputs = z[:, :n], z[:, n:], others[is_scaled:]
         dz = torch.cat(_activation_grad(gate, up, dh), 1)
-        for position, values in enumerate((dz, dz.t(), (torch.nn.functional.silu(gate) * up).t())):
+        plain = dz.float() * others[0].reshape(1, -1) if is_scaled else dz
+        for position, values in enumerate((plain, dz.t(), (torch.nn.functional.silu(gate) * up).t())):
             _store(values, power_of_two, *outputs[2 * position : 2 * position + 2])
 
     return run
@@ -143,19 +146,24 @@ def scaled_rows_plan(x: torch.Tensor, factors: torch.Tensor, power_of_two: bool)
     return _rows_plan("scaled_rows", {"x": x, "factors": factors}, x.shape[1], 4, [int(power_of_two)], run)
 
 
-def transpose_plan(x8: torch.Tensor) -> Any:
-    """plan(x8, xt8, ones): x8.t(), dense, and 1 for each of its rows.
+def transpose_plan(*parts: torch.Tensor) -> Any:
+    """plan(*parts, xt8, ones): the transpose of the rows of the parts, dense, and 1 for each of its rows.
 
     Args:
-      x8: [m, k] fp8, like that of the calls.
+      parts: [m, k] each, fp8, like those of the calls.
     """
-    device = tensor_checks.check_one_device([("x8", x8)])
-    is_dense = x8.is_contiguous() and not any(size % kernels.MULTIPLE for size in (*x8.shape, x8.data_ptr()))
-    if is_dense and x8.numel() and kernels.is_built(device):
-        return kernels.transpose_plan(x8, device)
+    device = tensor_checks.check_one_device([("x8", part) for part in parts])
+    if kernels.is_built(device) and all(
+        part.is_contiguous()
+        and part.numel()
+        and not any(size % kernels.MULTIPLE for size in (*part.shape, part.data_ptr()))
+        for part in parts
+    ):
+        return kernels.transpose_plan(parts, device)
 
-    def run(x8: torch.Tensor, xt8: torch.Tensor, ones: torch.Tensor) -> None:
-        xt8.copy_(x8.t())
+    def run(*tensors: torch.Tensor) -> None:
+        *parts, xt8, ones = tensors
+        torch.cat([part.t() for part in parts], 1, out=xt8)
         ones.fill_(1)
 
     return run
@@ -180,7 +188,7 @@ def _rows_plan(
     """The kernel's plan (`kernels.rows_plan`), or `run` if no kernel takes these inputs, x and factors of its k."""
     device = tensor_checks.check_one_device(inputs.items())
     x, *factors = inputs.values()
-    is_plain &= all(factor.is_contiguous() and factor.data_ptr() % kernels.MULTIPLE == 0 for factor in factors)
+    is_plain &= _are_aligned(*factors)
     if (
         is_plain
         and x.numel()
@@ -190,6 +198,10 @@ def _rows_plan(
     ):
         return kernels.rows_plan(name, x, k, num_tensors, options, device)
     return run
+
+
+def _are_aligned(*factors: torch.Tensor) -> bool:
+    return all(factor.is_contiguous() and factor.data_ptr() % kernels.MULTIPLE == 0 for factor in factors)
 
 
 def _store(y: torch.Tensor, power_of_two: bool, y8: torch.Tensor, scale: torch.Tensor) -> None:

@@ -128,7 +128,7 @@ class _Launch(NamedTuple):
     variant: str
     in_dtype: str
     out_dtype: str
-    options: tuple[int, ...]
+    options: tuple[Any, ...]
     arguments: Sequence[Any]
 
     @property
@@ -311,25 +311,28 @@ def _tiles_plan(variant: str, x: torch.Tensor, num_tensors: int, arguments: list
     return aot_kernels.plan(device, num_tensors, [(kernel, (-(-n // columns), -(-m // rows), 1), arguments)])
 
 
-def swiglu_grad_plan(z: torch.Tensor, power_of_two: bool, device: Device) -> Any:
-    """The plan of `fused.swiglu_grad_plan`, of which z is.
+def swiglu_grad_plan(z: torch.Tensor, power_of_two: bool, device: Device, *, is_scaled: bool = False) -> Any:
+    """The plan of `fused.swiglu_grad_plan`, of which z is; `is_scaled`: with factors.
 
     Raises:
       UnsupportedError, TableError: a kernel cannot be loaded.
       BackwardNotBuiltError: this installation excludes these kernels.
     """
     m, n = z.shape[0], z.shape[1] // 2
-    z_at, dh, dz8, scale, dzt8, scale_t, ht8, scale_h, of_rows, of_columns, of_h = (
-        ("address", position) for position in range(11)
-    )
+    num_tensors = 11 + is_scaled
+    addresses = [("address", position) for position in range(num_tensors)]
+    z_at, dh, *given = addresses[: 2 + is_scaled]
+    dz8, scale, dzt8, scale_t, ht8, scale_h, of_rows, of_columns, of_h = addresses[2 + is_scaled :]
+    factors = given[0] if is_scaled else scale  # another of its type, which is not read
+    prefix = "scaled_" if is_scaled else ""
     steps: list[Any] = []
 
     def add(variant: str, grid: tuple[int, int, int], arguments: list[Any]) -> None:
-        steps.append((_kernel(variant, _name(z), arguments, device), grid, arguments))
+        steps.append((_kernel(prefix + variant, _name(z), arguments, device), grid, arguments))
 
     tiles = -(-n // BLOCK)
     num_blocks, rows_per_block = _swiglu_blocks(m, tiles)
-    add("swiglu_amax", (tiles, num_blocks, 1), [z_at, dh, of_rows, of_columns, of_h, m, n, rows_per_block])
+    add("swiglu_amax", (tiles, num_blocks, 1), [z_at, dh, factors, of_rows, of_columns, of_h, m, n, rows_per_block])
     found = (
         _of_column_scales(of_rows, scale, m, tiles),
         _of_column_scales(of_columns, scale_t, 2 * n, num_blocks),
@@ -338,8 +341,8 @@ def swiglu_grad_plan(z: torch.Tensor, power_of_two: bool, device: Device) -> Any
     options = (int(power_of_two),)
     steps.append(_step([_Launch(1, "column_scales", _name(z), "e4m3", options, one) for one in found], device))
     grid = (-(-m // _SWIGLU_ROWS["swiglu_grad"]), tiles, 1)
-    add("swiglu_grad", grid, [z_at, dh, scale, scale_t, scale_h, dz8, dzt8, ht8, m, n])
-    return aot_kernels.plan(device, 11, steps)
+    add("swiglu_grad", grid, [z_at, dh, factors, scale, scale_t, scale_h, dz8, dzt8, ht8, m, n])
+    return aot_kernels.plan(device, num_tensors, steps)
 
 
 def swiglu_partial_shapes(m: int, n: int) -> tuple[tuple[int, int], ...]:
@@ -356,17 +359,24 @@ def _swiglu_blocks(m: int, tiles: int) -> tuple[int, int]:
     return -(-m // rows_per_block), rows_per_block
 
 
-def transpose_plan(x8: torch.Tensor, device: Device) -> Any:
-    """The plan for x8 [m, k], dense fp8, and the outputs x8.t(), dense, and ones [k, 1].
+def transpose_plan(parts: Sequence[torch.Tensor], device: Device) -> Any:
+    """The plan for parts [m, k], dense fp8, and the outputs: the transpose of their rows, dense, and ones [k, 1].
 
     Raises:
       UnsupportedError, TableError: a kernel cannot be loaded.
       BackwardNotBuiltError: it is for gradients, and this installation excludes these kernels.
     """
-    m, k = x8.shape
-    arguments = [*[("address", position) for position in range(3)], m, k]
-    kernel = _kernel("transpose", "e4m3", arguments, device)
-    return aot_kernels.plan(device, 3, [(kernel, (-(-m // BLOCK), -(-k // BLOCK), 1), arguments)])
+    k, ldt = parts[0].shape[1], sum(part.shape[0] for part in parts)
+    *sources, xt8, ones = [("address", position) for position in range(len(parts) + 2)]
+    launches: list[_Launch] = []
+    first = 0
+    for source, part in zip(sources, parts):
+        m = part.shape[0]
+        arguments = [source, m, first, -(-m // BLOCK) * -(-k // BLOCK)]
+        launches.append(_Launch(2, "transpose", "e4m3", "e4m3", (xt8, ones, k, ldt), arguments))
+        first += m
+    steps = [_step(launches[at : at + _MATRICES], device) for at in range(0, len(launches), _MATRICES)]
+    return aot_kernels.plan(device, len(parts) + 2, steps)
 
 
 def _kernel(variant: str, in_dtype: str, arguments: list[Any], device: Device, out_dtype: str = "e4m3") -> Any:

@@ -25,8 +25,12 @@ Those of a gated feed-forward h = silu(gate) * up that trains, in tiles of rows 
                      as partial results for their rows and columns
     swiglu_grad      the gradients in fp8 in both orientations, and h transposed, computed again from gate and up
 
-A launch of reduce_amax, quantize_rows_columns, column_scales or quantize_tiles does the work of up to three matrices:
-its parameters come in threes, one after the other, and `blocks` is how many programs each matrix has.
+And of operands that are in fp8 already:
+
+    transpose_tiles  grid: tiles of rows times tiles of columns; the transpose, as columns of a wider matrix
+
+A launch of reduce_amax, quantize_rows_columns, column_scales, quantize_tiles or transpose_tiles does the work of up to
+three matrices: its parameters come in threes, one after the other, and `blocks` is how many programs each matrix has.
 
 Each is bound by memory; what makes them fast is that x is read once where its units allow it, and that a loop
 loads what comes next while it works.
@@ -109,15 +113,23 @@ def quantize_rows(
 
 
 @triton.jit
-def transpose_tiles(x8, xt8, ones, m, k, TILE: tl.constexpr):
-    """xt8 [k, m] of x8 [m, k], and ones [k]: the scales of what has none left. grid: (tiles of m, tiles of k)."""
-    rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
+def transpose_tiles(
+    x8_0, x8_1, x8_2, m_0, m_1, m_2, first_0, first_1, first_2, blocks_0, blocks_1, blocks_2,
+    xt8, ones, k, ldt, TILE: tl.constexpr,
+):  # fmt: skip
+    """Columns of xt8 [k, ldt], from `first` on, of x8 [m, k], and ones [k]: the scales of what has none left."""
+    which, program = _matrix(blocks_0, blocks_1)
+    x8 = _of(which, x8_0, x8_1, x8_2)
+    m = _of(which, m_0, m_1, m_2)
+    first = _of(which, first_0, first_1, first_2)
+    row_tiles = tl.cdiv(m, TILE)
+    rows = program % row_tiles * TILE + tl.arange(0, TILE)
+    columns = program // row_tiles * TILE + tl.arange(0, TILE)
     mask = (rows < m)[:, None] & (columns < k)[None, :]
     values = tl.load(x8 + rows.to(tl.int64)[:, None] * k + columns[None, :], mask=mask)
-    at = xt8 + columns.to(tl.int64)[:, None] * m + rows[None, :]
+    at = xt8 + first + columns.to(tl.int64)[:, None] * ldt + rows[None, :]
     tl.store(at, tl.trans(values), mask=(columns < k)[:, None] & (rows < m)[None, :])
-    if tl.program_id(0) == 0:
+    if program % row_tiles == 0:
         tl.store(ones + columns, tl.full([TILE], 1.0, tl.float32), mask=columns < k)
 
 
@@ -399,10 +411,21 @@ def silu_mul_grad(gate, up, dh, dgate, dup, m, n, ldz, ROWS: tl.constexpr, TILE:
 
 
 @triton.jit
-def swiglu_amax(z, dh, of_rows, of_columns, of_h, m, n, rows_per_block, ROWS: tl.constexpr, TILE: tl.constexpr):
+def _scaled(values, factors, columns, n, SCALED: tl.constexpr):
+    """values, or values * factors [n] in float32 if SCALED."""
+    if SCALED:
+        values = values.to(tl.float32) * tl.load(factors + columns, mask=columns < n, other=0.0)[None, :]
+    return values
+
+
+@triton.jit
+def swiglu_amax(
+    z, dh, factors, of_rows, of_columns, of_h, m, n, rows_per_block,
+    SCALED: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """of_rows [tiles of n, m] and of_columns [blocks of rows, 2 n] of dz, and of_h [blocks of rows, n], as bits.
 
-    z and dz are [m, 2 n]: gate, then up.
+    z and dz are [m, 2 n]: gate, then up. SCALED: of_rows is that of dz * factors [2 n] in float32.
     """
     columns = tl.program_id(0) * TILE + tl.arange(0, TILE)
     first = tl.program_id(1) * rows_per_block + tl.arange(0, ROWS)
@@ -422,6 +445,9 @@ def swiglu_amax(z, dh, of_rows, of_columns, of_h, m, n, rows_per_block, ROWS: tl
         largest_gate = tl.maximum(largest_gate, dgate_bits)
         largest_up = tl.maximum(largest_up, dup_bits)
         largest_h = tl.maximum(largest_h, _bits(h))
+        if SCALED:
+            dgate_bits = _bits(_scaled(dgate, factors, columns, n, SCALED))
+            dup_bits = _bits(_scaled(dup, factors + n, columns, n, SCALED))
         tl.store(of_rows + rows, tl.max(tl.maximum(dgate_bits, dup_bits), axis=1), mask=rows < end)
     of_columns += tl.program_id(1) * 2 * n
     tl.store(of_columns + columns, tl.max(largest_gate, axis=0), mask=columns < n)
@@ -430,10 +456,10 @@ def swiglu_amax(z, dh, of_rows, of_columns, of_h, m, n, rows_per_block, ROWS: tl
 
 
 @triton.jit
-def _store_both(values, inverse_rows, x8, ldx, inverse_columns, xt8, ldt, rows, columns, mask):
-    wide = values.to(tl.float32)
-    _store_tile(x8, rows, columns, ldx, wide * inverse_rows[:, None], mask)
-    _store_transposed(wide, inverse_columns, xt8, ldt, rows, columns, mask)
+def _store_both(plain, inverse_rows, x8, ldx, values, inverse_columns, xt8, ldt, rows, columns, mask):
+    """x8 of `plain` [rows, columns], and xt8 of the transpose of `values`."""
+    _store_tile(x8, rows, columns, ldx, plain.to(tl.float32) * inverse_rows[:, None], mask)
+    _store_transposed(values.to(tl.float32), inverse_columns, xt8, ldt, rows, columns, mask)
 
 
 @triton.jit
@@ -444,8 +470,14 @@ def _store_transposed(wide, inverse_columns, xt8, ldt, rows, columns, mask):
 
 
 @triton.jit
-def swiglu_grad(z, dh, scales, scales_t, scales_h, dz8, dzt8, ht8, m, n, ROWS: tl.constexpr, TILE: tl.constexpr):
-    """dz8 [m, 2 n], its transpose dzt8, and ht8 [n, m], with scales of their rows. grid: (tiles of m, tiles of n)."""
+def swiglu_grad(
+    z, dh, factors, scales, scales_t, scales_h, dz8, dzt8, ht8, m, n,
+    SCALED: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """dz8 [m, 2 n], its transpose dzt8, and ht8 [n, m], with scales of their rows. grid: (tiles of m, tiles of n).
+
+    SCALED: dz8 is that of dz * factors [2 n] in float32, and dzt8 is not.
+    """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     mask = (rows < m)[:, None] & (columns < n)[None, :]
@@ -457,6 +489,9 @@ def swiglu_grad(z, dh, scales, scales_t, scales_h, dz8, dzt8, ht8, m, n, ROWS: t
     of_gate = tl.div_rn(1.0, tl.load(scales_t + columns, mask=columns < n, other=1.0))
     of_up = tl.div_rn(1.0, tl.load(scales_t + n + columns, mask=columns < n, other=1.0))
     of_h = tl.div_rn(1.0, tl.load(scales_h + columns, mask=columns < n, other=1.0))
-    _store_both(dgate, of_rows, dz8, 2 * n, of_gate, dzt8, m, rows, columns, mask)
-    _store_both(dup, of_rows, dz8 + n, 2 * n, of_up, dzt8 + n.to(tl.int64) * m, m, rows, columns, mask)
+    plain_gate = _scaled(dgate, factors, columns, n, SCALED)
+    plain_up = _scaled(dup, factors + n, columns, n, SCALED)
+    _store_both(plain_gate, of_rows, dz8, 2 * n, dgate, of_gate, dzt8, m, rows, columns, mask)
+    at_up = dzt8 + n.to(tl.int64) * m
+    _store_both(plain_up, of_rows, dz8 + n, 2 * n, dup, of_up, at_up, m, rows, columns, mask)
     _store_transposed(h.to(tl.float32), of_h, ht8, m, rows, columns, mask)
