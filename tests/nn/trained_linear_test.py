@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+import stoneware as sw
 from stoneware import nn
+from stoneware.nn import frozen_linear, trained_linear
+from stoneware.nn.gathered_weight import GatheredWeight
 from stoneware.nn.recipes import RECIPES
 from stoneware.ops import dispatch
 from stoneware.ops.backend import torch_plan
@@ -54,6 +57,24 @@ def test_the_same_call_follows_what_requires_a_gradient_now(kind):
         y.sum().backward()
         assert layer.weight.grad is None
         layer.requires_grad_(True)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("m", [32, 15])
+def test_a_gathered_weight_gives_the_gradients_of_its_operands_one_by_one(recipe, m):
+    cast = RECIPES[recipe].forward[1]
+    weight = torch.randn(N, K).bfloat16()
+    quantized = sw.quantize(weight, cast.scales, dtype=cast.dtype, power_of_two=cast.power_of_two)
+    gathered = GatheredWeight(*quantized, weight.dtype).requires_grad_()
+    x, dy = torch.randn(m, K).bfloat16().requires_grad_(), torch.randn(m, N).bfloat16()
+    y = trained_linear.call(x, gathered, None, None, recipe)
+    assert len(y.grad_fn.saved_tensors) == 2 + (recipe in ("tensorwise", "rowwise"))  # the reduction of x
+    found = y, *torch.autograd.grad(y, [x, gathered], dy)
+    plain = weight.clone().requires_grad_()
+    y = trained_linear.call(x, plain, None, None, recipe)
+    dx = frozen_linear.grad_input(dy, *quantized, recipe, is_trained=True)
+    for ours, expected in zip(found, (y, dx, torch.autograd.grad(y, plain, dy)[0]), strict=True):
+        assert torch.equal(ours, expected)
 
 
 def test_torch_func_goes_through_a_bf16_layer():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -42,15 +42,16 @@ def linear(
 
 
 @functools.cache
-def native_linear(recipe: str, has_fp8: bool) -> Callable[..., Any]:
+def native_linear(recipe: str, has_fp8: bool, shares_x: bool = False) -> Callable[..., Any]:
     """call(x, weight, scale, bias) -> y as one native call, or as `linear`.
 
     Args:
       recipe: a name of RECIPES.
       has_fp8: whether x in fp8 and its scales follow bias in the calls; only for "rowwise".
+      shares_x: whether the call returns (y, the reduction of x that backward can use); unusual calls return y alone.
     """
     return steps.native_call(
-        _forward(recipe, has_fp8),
+        _forward(recipe, has_fp8, shares_x),
         lambda x, weight, scale, bias, *x_fp8: linear(x, weight, scale, bias, recipe),
         optional=("bias",),
         check=lambda x, weight, scale, bias, *x_fp8: check(x, weight, bias),
@@ -83,33 +84,49 @@ def native_grad_input(recipe: str, is_trained: bool) -> Callable[..., Any]:
     return steps.native_call(gradient, lambda *tensors: gradient.run(*tensors)[0])
 
 
-def input_steps(cast: Cast, has_fp8: bool) -> tuple[tuple[str, ...], tuple[Step, ...]]:
+def input_steps(cast: Cast, has_fp8: bool, shares: bool = False) -> tuple[tuple[str, ...], tuple[Step, ...]]:
     """(inputs, steps) of a layer that reads x in fp8: the calls have it, or a step quantizes x."""
-    return (("x8", "scale_x"), ()) if has_fp8 else ((), (steps.quantize("x", cast),))
+    return (("x8", "scale_x"), ()) if has_fp8 else ((), (steps.quantize("x", cast, shares=shares),))
 
 
-def _forward(recipe: str, has_fp8: bool) -> Steps:
-    x_fp8, quantized = input_steps(RECIPES[recipe].forward[0], has_fp8)
+def _forward(recipe: str, has_fp8: bool, shares_x: bool = False) -> Steps:
+    cast = RECIPES[recipe].forward[0]
+    x_fp8, quantized = input_steps(cast, has_fp8, shares_x)
     return Steps(
         ("x", "weight8", "scale_weight", "bias", *x_fp8),
-        ("y",),
+        ("y", *[steps.shared("x", cast)] * shares_x),
         (*quantized, steps.scaled_mm("x", "weight", "y", bias="bias")),
         rows=("y",),
     )
 
 
-def _grad_input(cast: Cast) -> Steps:
-    transpose, scale = Step(steps.Transpose(), ("weight8",), ("weight_t8", "ones")), "scale_weight"
-    sequence = [steps.quantize("dy", cast), transpose]
-    if cast.scales == "row":
-        # A scale of the weight's rows is along the summed dimension, so it goes into dy.
-        sequence[0] = Step(steps.ScaleRows(cast), ("dy", scale), ("dy8", "scale_dy"))
-        scale = "ones"
-    elif cast.scales == "block":
+def gradient_quantization(cast: Cast) -> Step:
+    """The step that quantizes dy for dx."""
+    if cast.scales != "row":
+        return steps.quantize("dy", cast)
+    # A scale of the weight's rows is along the summed dimension, so it goes into dy.
+    return Step(steps.ScaleRows(cast), ("dy", "scale_weight"), ("dy8", "scale_dy"))
+
+
+def dx_steps(cast: Cast, dy: str = "dy", parts: Sequence[str] = ("weight8",)) -> tuple[Step, ...]:
+    """The steps of dx = dy @ weight when dy is quantized.
+
+    Args:
+      cast: of dy.
+      dy: its name.
+      parts: names of the fp8 matrices that have the weight's rows.
+    """
+    sequence = [Step(steps.Transpose(), tuple(parts), ("weight_t8", "ones"))]
+    scale = "ones" if cast.scales == "row" else "scale_weight"
+    if cast.scales == "block":
         sequence.append(Step(steps.TransposeScales(), (scale,), ("scale_weight_t",)))
         scale = "scale_weight_t"
-    sequence.append(Step(steps.ScaledMM(False), ("dy8", "weight_t8", "scale_dy", scale, steps.NONE), ("dx",)))
-    return Steps(("dy", "weight8", "scale_weight"), ("dx",), tuple(sequence), rows=("dx",))
+    return *sequence, Step(steps.ScaledMM(False), (f"{dy}8", "weight_t8", f"scale_{dy}", scale, steps.NONE), ("dx",))
+
+
+def _grad_input(cast: Cast) -> Steps:
+    sequence = gradient_quantization(cast), *dx_steps(cast)
+    return Steps(("dy", "weight8", "scale_weight"), ("dx",), sequence, rows=("dx",))
 
 
 FORWARD = {name: _forward(name, False) for name in RECIPES}

@@ -57,9 +57,8 @@ def general(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, re
         return sharded.linear(functools.partial(_linear_of_part, recipe), *autocast(x, weight, bias))
     x, weight, bias = autocast(x, weight, bias)
     if torch.compiler.is_dynamo_compiling() or not torch.is_grad_enabled():
-        _check(recipe, x, weight)
-        return _linear(recipe, x, weight, bias)
-    return _call_cast(x, weight, bias, None, recipe)
+        return _checked(x, weight, bias, None, recipe)
+    return (_checked if isinstance(weight, GatheredWeight) else _call_cast)(x, weight, bias, None, recipe)
 
 
 def _check(recipe: str, x: torch.Tensor, weight: torch.Tensor) -> None:
@@ -91,9 +90,10 @@ def _linear(recipe: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
 def _forward(
     recipe: str, needs_x: bool, needs_weight: bool, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> Any:
-    """The results of `_native_forward`; for a weight that was gathered in fp8, y alone."""
+    """The results of `_native_forward`; a weight that was gathered in fp8 has no reduction."""
     if isinstance(weight, GatheredWeight):
-        return frozen_linear.native_linear(recipe, False)(x, weight.quantized, weight.scale, bias)
+        forward = frozen_linear.native_linear(recipe, False, needs_weight and _shares(recipe))
+        return forward(x, weight.quantized, weight.scale, bias)
     return _native_forward(recipe, needs_x, needs_weight)(x, weight, bias)
 
 
@@ -302,9 +302,14 @@ def _gradients(
     Args:
       shared: the reductions of x and of the weight, if `_native_forward` returned them.
     """
+    dx: torch.Tensor | None
     if isinstance(weight, GatheredWeight):
-        dx: torch.Tensor | None = frozen_linear.grad_input(dy, weight.quantized, weight.scale, recipe, is_trained=True)
-        return dx, None if x is None else _gradients(recipe, dy, x, None, [])[1]
+        if x is not None and not _padding(recipe, dy) and not torch.compiler.is_dynamo_compiling():
+            backward = native_gathered_backward(recipe, bool(shared))
+            dx, dw = backward(dy, x, weight.quantized, weight.scale, *shared)
+            return dx, dw
+        dx = frozen_linear.grad_input(dy, weight.quantized, weight.scale, recipe, is_trained=True)
+        return dx, None if x is None else _gradients(recipe, dy, x, None, shared)[1]
     if x is not None and (padding := _padding(recipe, dy)):
         dx = None if weight is None else _gradients(recipe, dy, None, weight, shared[-1:])[0]
         dy, x = (torch.nn.functional.pad(rows_of(tensor), (0, 0, 0, padding)) for tensor in (dy, x))
@@ -357,6 +362,28 @@ def _native_backward(recipe: str, needs_x: bool, needs_weight: bool, shares: boo
     return steps.native_call(_backward_steps(recipe, needs_x, needs_weight, shares), slow)
 
 
+@functools.cache
+def native_gathered_backward(recipe: str, shares: bool, num_parts: int = 1) -> Callable[..., Any]:
+    """call(dy, x, *parts of the weight in fp8, scale, *reduction of x) -> (dx, dw).
+
+    The call has the reduction if `shares`.
+    """
+    (cast, _), grad_weight = RECIPES[recipe].grad_input, RECIPES[recipe].grad_weight
+    parts = [f"part_{position}" for position in range(num_parts)]
+    quantized, reductions, wgrad = [frozen_linear.gradient_quantization(cast)], [], _WGRAD
+    if grad_weight is not None:
+        quantize_dy = steps.quantize("dy", grad_weight[0], transpose=True)
+        if cast == grad_weight[0] and cast.scales != "row":  # one cast for both
+            quantized, quantize_dy = [], steps.quantize("dy", cast, transpose="both")
+        quantize_x = steps.quantize("x", grad_weight[1], transpose=True, shares=shares)
+        quantized.append(steps.together(quantize_dy, quantize_x))
+        reductions = [steps.shared("x", grad_weight[1])] * shares
+        wgrad = steps.scaled_mm("dy_t", "x_t", "dw", use_fast_accum=False)
+    sequence = *quantized, *frozen_linear.dx_steps(cast, parts=parts), wgrad
+    backward = Steps(("dy", "x", *parts, "scale_weight", *reductions), ("dx", "dw"), sequence, rows=("dx",))
+    return steps.native_call(backward, lambda *tensors: tuple(backward.run(*tensors)))
+
+
 def _padding(recipe: str, x: torch.Tensor) -> int:
     """How many rows of zeros x and dy get for an fp8 dw, which sums over them; 0 rows are padded too."""
     if recipe == BF16 or RECIPES[recipe].grad_weight is None:
@@ -386,13 +413,16 @@ def _forward_steps(recipe: str, shares_x: bool, shares_weight: bool) -> Steps:
     return Steps(("x", "weight", "bias"), ("y", *reductions), (steps.together(*quantized), multiply), rows=("y",))
 
 
+_WGRAD = Step(Matmul("tn"), ("dy", "x", NONE), ("dw",))
+"""In 16 bits."""
+
+
 def _backward_steps(recipe: str, needs_x: bool, needs_weight: bool, shares: bool) -> Steps:
     inputs = ("dy", *["x"] * needs_weight, *["weight"] * needs_x)
     results, rows = (*["dx"] * needs_x, *["dw"] * needs_weight), ("dx",) if needs_x else ()
-    wgrad = Step(Matmul("tn"), ("dy", "x", NONE), ("dw",))
     if recipe == BF16:
         dgrad = Step(Matmul("nn"), ("dy", "weight", NONE), ("dx",))
-        return Steps(inputs, results, (*[dgrad] * needs_x, *[wgrad] * needs_weight), rows=rows)
+        return Steps(inputs, results, (*[dgrad] * needs_x, *[_WGRAD] * needs_weight), rows=rows)
     grad_input, grad_weight = RECIPES[recipe].grad_input, RECIPES[recipe].grad_weight
     is_fp8 = needs_weight and grad_weight is not None
     dy_casts: list[tuple[Cast, bool | str]] = []
@@ -416,7 +446,7 @@ def _backward_steps(recipe: str, needs_x: bool, needs_weight: bool, shares: bool
     if is_fp8:
         sequence.append(steps.scaled_mm("dy_t", "x_t", "dw", use_fast_accum=False))
     elif needs_weight:
-        sequence.append(wgrad)
+        sequence.append(_WGRAD)
     return Steps((*inputs, *(reductions if shares else ())), results, tuple(sequence), rows=rows)
 
 
