@@ -34,15 +34,43 @@ distributed.init_process_group({"cuda": "nccl", "cpu": "gloo"}[device])
 mesh = init_device_mesh(device, (2,))
 mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(512, size) for size in (512, 256, 256))
+        self.o = nn.Linear(1024, 512, bias=False)
+    def forward(self, x):
+        return self.o(torch.cat((self.q(x), self.k(x), self.v(x)), -1))
+
+class FeedForward(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate_proj, self.up_proj = (nn.Linear(512, 1024, bias=False) for _ in range(2))
+        self.down_proj = nn.Linear(1024, 512, bias=False)
+    def forward(self, x):
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
 def model_of(dtype):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(512, 1024), nn.SiLU(), nn.Linear(1024, 512)).bfloat16()
+    layers = nn.Linear(512, 1024), nn.SiLU(), nn.Linear(1024, 512)
+    model = nn.Sequential(*(Attention(), FeedForward()) if how == "fp8_nodes" else layers).bfloat16()
     sw.nn.convert(model, recipe)
     return model.to(device, dtype)
+
+def nodes_of(y):
+    nodes, waiting = set(), [y.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in nodes:
+            nodes.add(node)
+            waiting += [other for other, _ in node.next_functions]
+    return {type(node).__name__ for node in nodes}
 
 def trained(model, x, dy):
     x = x.clone().requires_grad_()
     y = model(x)
+    if how == "fp8_nodes" and recipe == "rowwise":
+        assert nodes_of(y) >= {"_SiblingsBackward", "_SwiGLUBackward"}, nodes_of(y)
     y.backward(dy)
     gradients = {name: one.grad for name, one in model.named_parameters()}
     whole = {name: one.full_tensor() if isinstance(one, DTensor) else one for name, one in gradients.items()}
@@ -56,9 +84,9 @@ if how == "tensor":
     found = trained(model, x, dy)
 else:
     model = model_of(torch.float32)
-    if how == "fp8":
+    if how.startswith("fp8"):
         sw.nn.gather_in_fp8(model)
-    for layer in (model[0], model[2], model):
+    for layer in (model,) if how == "fp8_nodes" else (model[0], model[-1], model):
         fully_shard(layer, mesh=mesh, mp_policy=mixed)
     found = trained(model, x.chunk(2)[rank], dy.chunk(2)[rank])
     for name, value in found.items():
@@ -80,7 +108,8 @@ RECIPES = ["tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise"]
 
 
 @pytest.mark.parametrize(
-    "how, recipe", [*itertools.product(["fsdp", "fp8", "tensor"], RECIPES), ("fsdp", "bf16"), ("tensor", "bf16")]
+    "how, recipe",
+    [*itertools.product(["fsdp", "fp8", "fp8_nodes", "tensor"], RECIPES), ("fsdp", "bf16"), ("tensor", "bf16")],
 )
 def test_two_gpus_give_what_one_gives(tmp_path, how, recipe):
     program = tmp_path / "program.py"

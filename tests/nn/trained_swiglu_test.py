@@ -7,8 +7,10 @@ import copy
 import pytest
 import torch
 
+import stoneware as sw
 from stoneware import nn
 from stoneware.nn import trained_swiglu
+from stoneware.nn.gathered_weight import GatheredWeight
 from stoneware.nn.recipes import RECIPES
 
 K, N = 128, 256
@@ -102,6 +104,40 @@ def test_a_gradient_is_saved_for_what_the_layers_would_save_twice():
     own = {tensor.data_ptr() for tensor in (x, gate, up, down)}
     shapes = sorted((tuple(one.shape) for one in saved if one.data_ptr() not in own), key=lambda shape: -shape[-1])
     assert shapes[0] == (32, 2 * N) and all(shape[1] == 1 for shape in shapes[1:])
+
+
+def gathered(weight):
+    """The weight as FSDP2 gathers it in fp8."""
+    return GatheredWeight(*sw.quantize(weight.detach(), power_of_two=True), weight.dtype).requires_grad_()
+
+
+def test_a_gradient_saves_gathered_weights_themselves():
+    saved = []
+    x, operands = torch.randn(32, K).bfloat16().requires_grad_(), [gathered(weight) for weight in weights()]
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
+        y = trained_swiglu.call(x, *operands, None, "rowwise")
+    assert type(y.grad_fn).__name__ == "_SwiGLUBackward"
+    assert [tensor for tensor in saved if isinstance(tensor, GatheredWeight)] == operands
+    plain = [tensor for tensor in saved if not isinstance(tensor, GatheredWeight)]
+    assert plain[0].data_ptr() == x.data_ptr()
+    assert [tuple(tensor.shape) for tensor in plain[1:]] == [(32, 2 * N), (K, 1)]
+
+
+def test_gathered_weights_that_need_no_gradient_or_are_mixed_with_others_run_layer_by_layer():
+    gate, up, down = weights()
+    x, dy = torch.randn(32, K).bfloat16(), torch.randn(32, K).bfloat16()
+    operands = [gathered(weight) for weight in (gate, up, down)]
+    wanted = step(lambda x, *operands: trained_swiglu.call(x, *operands, None, "rowwise"), x, operands, dy)
+    frozen = gathered(gate).requires_grad_(False)
+    for first in (frozen, gate):
+        y = trained_swiglu.call(x, first, *operands[1:], None, "rowwise")
+        assert type(y.grad_fn).__name__ == "_LinearBackward"
+        assert torch.equal(y, wanted[0])
+        y.backward(dy)
+    assert frozen.grad is None
+    assert_near([gate.grad], [wanted[2].double()], 0.01)
+    with torch.no_grad():
+        assert torch.equal(trained_swiglu.call(x, *operands, None, "rowwise"), wanted[0])
 
 
 @pytest.mark.parametrize("recipe", ["rowwise", "bf16"])

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from stoneware.nn import conditions, steps, trained_node
+from stoneware.nn import conditions, frozen_linear, steps, trained_linear, trained_node
 from stoneware.nn.arguments import autocast_dtype, check
+from stoneware.nn.gathered_weight import GatheredWeight
 from stoneware.nn.recipes import check_is_built
 from stoneware.nn.steps import Step, Steps
 from stoneware.nn.trained_node import CAST, gradient_matmul
@@ -72,16 +73,21 @@ class Siblings:
 
     def _compute(self, x: torch.Tensor) -> dict[int, torch.Tensor]:
         layers = self._layers
-        weights = [layer._parameters.get("weight") for layer in layers]
+        weights: list[Any] = [layer._parameters.get("weight") for layer in layers]
         if any(weight is None for weight in weights):  # parametrized
             return {}
+        biases: list[Any] = [layer._parameters["bias"] for layer in layers]
+        dtype, is_gathered = autocast_dtype(x), isinstance(weights[0], GatheredWeight)
+        if dtype is not None:
+            x = x.to(dtype)
+            biases = [None if bias is None else bias.to(dtype) for bias in biases]
+            weights = weights if is_gathered else [weight.to(dtype) for weight in weights]
         absent = [None] * (MOST - len(layers))
-        tensors: list[Any] = [x, *weights, *absent, *(layer._parameters["bias"] for layer in layers), *absent]
-        dtype = autocast_dtype(x)
-        if dtype is None:
-            results = _call(*tensors, None)
+        if is_gathered:
+            results = _call_gathered(x, weights, *biases, *absent)
         else:
-            results = _call_cast(*(tensor if tensor is None else tensor.to(dtype) for tensor in tensors), None)
+            call = _call if dtype is None else _call_cast
+            results = call(x, *weights, *absent, *biases, *absent, None)
         return {} if results is None else {id(layer): y for layer, y in zip(layers, results)}
 
     @functools.cached_property
@@ -114,8 +120,8 @@ class _Kind(NamedTuple):
       state: `policy.state()` of the call.
       sizes: out_features of each layer.
       has_bias: whether the layers have biases.
-      forward: call(x, *weights, bias) -> (y of all layers, *saved).
-      backward: call(dy of all layers, x, *weights, *saved) -> (dx, dw of all layers).
+      forward: call(x, *`trained_node.forward_operands(weights)`, bias) -> (y of all layers, *saved).
+      backward: call(dy of all layers, x, *`trained_node.backward_operands(weights)`, *saved) -> (dx, dw of all layers).
     """
 
     state: Any
@@ -133,7 +139,7 @@ class _Siblings(torch.autograd.Function):
         count = len(kind.sizes)
         weights, biases = parameters[:count], parameters[count:]
         bias = torch.cat(biases) if kind.has_bias else None
-        y, *saved = policy.run_in(None, kind.forward, x, *weights, bias)
+        y, *saved = policy.run_in(None, kind.forward, x, *trained_node.forward_operands(weights), bias)
         ctx.kind = kind
         ctx.save_for_backward(x, *weights, *saved)
         return _columns(y, kind.sizes)
@@ -159,7 +165,9 @@ def _columns(y: torch.Tensor, sizes: Sequence[int]) -> tuple[torch.Tensor, ...]:
 def _gradients(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     kind = ctx.kind
     dy = torch.cat(gradients, -1)
-    dx, dw = kind.backward(dy, *ctx.saved_tensors)
+    x, *tensors = ctx.saved_tensors
+    count = len(kind.sizes)
+    dx, dw = kind.backward(dy, x, *trained_node.backward_operands(tensors[:count]), *tensors[count:])
     of_biases: tuple[torch.Tensor, ...] = ()
     if kind.has_bias:
         of_biases = steps.rows_of(dy).sum(0).split(kind.sizes)
@@ -192,6 +200,12 @@ def _native(count: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
     return trained_node.native(forward, ("bias",)), trained_node.native(backward)
 
 
+def _native_gathered(count: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    recipe = trained_node.RECIPE
+    backward = trained_linear.native_gathered_backward(recipe, True, count)
+    return frozen_linear.native_linear(recipe, False, True), backward
+
+
 def _make(x: torch.Tensor, *tensors: Any) -> tuple[Any, ...]:
     """The plan of `_call`; see `native_call.build`."""
     weights = [weight for weight in tensors[:MOST] if weight is not None]
@@ -199,14 +213,34 @@ def _make(x: torch.Tensor, *tensors: Any) -> tuple[Any, ...]:
     for weight in weights:
         check(x, weight, (x.dtype,))
     count, output = len(weights), native_call.dense((*x.shape[:-1], 1), x.dtype)
-    needs_all = x.requires_grad and all(bias.requires_grad for bias in biases)
-    if not needs_all or len(biases) not in (0, count) or not trained_node.fits(x, weights):
+    if not trained_node.fits(x, weights) or (kind := _kind(_native, x, weights, biases)) is None:
         return native_call.Direct((_no_results, ())), native_call.is_kept(), x.device, (output,)
-    check_is_built(trained_node.RECIPE, x.dtype, True, True, bool(biases))
-    sizes = tuple(len(weight) for weight in weights)
-    function = functools.partial(_apply, _Kind(policy.state(), sizes, bool(biases), *_native(count)))
     positions = [0, *range(1, 1 + count), *range(1 + MOST, 1 + MOST + len(biases))]
-    return native_call.Direct((function, positions)), native_call.is_kept(), x.device, (output,)
+    return native_call.Direct((functools.partial(_apply, kind), positions)), native_call.is_kept(), x.device, (output,)
+
+
+def _kind(
+    native: Callable[..., Any], x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor]
+) -> _Kind | None:
+    """The kind of a call; None if the layers must be called one by one."""
+    needs_all = x.requires_grad and all(bias.requires_grad for bias in biases)
+    if not needs_all or len(biases) not in (0, len(weights)):
+        return None
+    check_is_built(trained_node.RECIPE, x.dtype, True, True, bool(biases))
+    return _Kind(policy.state(), tuple(map(len, weights)), bool(biases), *native(len(weights)))
+
+
+def _make_gathered(x: torch.Tensor, values: Sequence[torch.Tensor], *biases: torch.Tensor | None) -> _Kind | None:
+    return _kind(_native_gathered, x, values, [bias for bias in biases if bias is not None])
+
+
+_gathered_kind = trained_node.kind_lookup(_make_gathered, MOST, MOST)
+
+
+def _call_gathered(x: torch.Tensor, weights: Sequence[Any], *biases: torch.Tensor | None) -> Any:
+    """The results of `_call` for weights that were gathered in fp8."""
+    kind = _gathered_kind(x, weights, *biases)
+    return None if kind is None else _apply(kind, x, *weights, *(bias for bias in biases if bias is not None))
 
 
 def _no_results() -> None:

@@ -4,8 +4,9 @@
     backward   dy, all of these, z   -> dh -> dz in fp8 -> dx, [dgate; dup], ddown
 
 gate and up are quantized into one operand, so each direction has one matmul for both, and x is quantized once. h exists
-in fp8 alone: backward computes it again from z while it computes dz. The recipes that have no kernels for this run the
-layers one by one, with the activation and its gradient as a kernel each.
+in fp8 alone: backward computes it again from z while it computes dz. Weights that were gathered in fp8 are used as they
+are; the scales of their rows go into dy and dz for dh and dx. The recipes that have no kernels for this run the layers
+one by one, with the activation and its gradient as a kernel each.
 
     call               a call of any kind; what runs is decided once for each kind
     activation         silu(gate) * up in 16 bits
@@ -14,12 +15,12 @@ layers one by one, with the activation and its gradient as a kernel each.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from stoneware.nn import steps, trained_linear, trained_node
+from stoneware.nn import frozen_linear, steps, trained_linear, trained_node
 from stoneware.nn.arguments import BITS_16, autocast_dtype, check, is_distributed
 from stoneware.nn.gathered_weight import GatheredWeight
 from stoneware.nn.recipes import check_is_built
@@ -48,13 +49,11 @@ def _steps(is_joined: bool) -> tuple[Steps, Steps]:
         steps.scaled_mm("h", "down", "y"),
     )
     saved = ("z", *(steps.shared(name, CAST) for name in ("x", "gate_up", "down")))
-    gradients = ("dz8", "scale_dz", "dz_t8", "scale_dz_t", "h_t8", "scale_h_t", "amax_dz", "amax_dz_t", "amax_h_t")
-
     operands = [quantize(name, transpose=True) for name in ("down", "x", "gate_up")]
     backward = (
         steps.together(steps.quantize("dy", CAST, transpose="both"), *operands),
         gradient_matmul("dy", "down_t", "dh"),
-        Step(steps.SwiGLUGrad(CAST), ("z", "dh"), gradients),
+        Step(steps.SwiGLUGrad(CAST), ("z", "dh"), _GRADIENTS),
         gradient_matmul("dy_t", "h_t", "ddown"),
         gradient_matmul("dz_t", "x_t", "dgate_up"),
         gradient_matmul("dz", "gate_up_t", "dx"),
@@ -65,6 +64,35 @@ def _steps(is_joined: bool) -> tuple[Steps, Steps]:
     )
 
 
+def _gathered_steps(num_parts: int) -> tuple[Steps, Steps]:
+    """The same for weights that were gathered in fp8, gate and up in `num_parts`; dh is an input of backward."""
+    forward = (
+        steps.quantize("x", CAST, shares=True),
+        steps.scaled_mm("x", "gate_up", "z"),
+        Step(steps.SiluMul(CAST), ("z",), ("h8", "scale_h")),
+        steps.scaled_mm("h", "down", "y"),
+    )
+    scale_x = steps.shared("x", CAST)
+    parts = tuple(f"part_{position}" for position in range(num_parts))
+    operands = steps.quantize("dy", CAST, transpose=True), steps.quantize("x", CAST, transpose=True, shares=True)
+    backward = (
+        steps.together(*operands),
+        Step(steps.SwiGLUGrad(CAST), ("z", "dh", "scale_weight"), _GRADIENTS),
+        gradient_matmul("dy_t", "h_t", "ddown"),
+        gradient_matmul("dz_t", "x_t", "dgate_up"),
+        *frozen_linear.dx_steps(CAST, "dz", parts),
+    )
+    weights, results = ("gate_up8", "scale_gate_up", "down8", "scale_down"), ("dx", "dgate_up", "ddown")
+    return (
+        Steps(("x", *weights), ("y", "z", scale_x), forward, rows=("y",)),
+        Steps(("dy", "dh", "x", *parts, "scale_weight", "z", scale_x), results, backward, rows=("dx",)),
+    )
+
+
+_GRADIENTS = ("dz8", "scale_dz", "dz_t8", "scale_dz_t", "h_t8", "scale_h_t", "amax_dz", "amax_dz_t", "amax_h_t")
+"""Results of `steps.SwiGLUGrad`."""
+
+
 class _Kind(NamedTuple):
     """What is known of a kind of call before it is made.
 
@@ -72,8 +100,8 @@ class _Kind(NamedTuple):
       state: `policy.state()` of the call.
       num_gate: rows of gate; None if gate and up are one weight.
       needs_x: whether x needs a gradient.
-      forward: call(x, *weights) -> (y, *saved).
-      backward: call(dy, x, *weights, *saved) -> (dx, dgate_up, ddown).
+      forward: call(x, *operands) -> (y, *saved), with `trained_node.forward_operands` of gate and up, and of down.
+      backward: call(dy, x, *operands, *saved) -> (dx, dgate_up, ddown), with `trained_node.backward_operands`.
     """
 
     state: Any
@@ -87,7 +115,9 @@ class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, kind: _Kind, x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor
-        y, *saved = policy.run_in(None, kind.forward, x, *weights)
+        *gate_up, down = weights
+        operands = *trained_node.forward_operands(gate_up), *trained_node.forward_operands([down])
+        y, *saved = policy.run_in(None, kind.forward, x, *operands)
         ctx.kind = kind
         ctx.save_for_backward(x, *weights, *saved)
         return y
@@ -102,15 +132,38 @@ _apply = trained_node.apply_of(_SwiGLU)
 
 def _gradients(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     kind = ctx.kind
-    dx, dgate_up, ddown = kind.backward(dy.contiguous(), *ctx.saved_tensors)
+    x, *tensors = ctx.saved_tensors
+    count = 1 if kind.num_gate is None else 2
+    operands = (
+        *trained_node.backward_operands(tensors[:count]),
+        *trained_node.backward_operands(tensors[count : count + 1]),
+    )
+    dx, dgate_up, ddown = kind.backward(dy.contiguous(), x, *operands, *tensors[count + 1 :])
     of_weights = (dgate_up,) if kind.num_gate is None else (dgate_up[: kind.num_gate], dgate_up[kind.num_gate :])
     return None, dx if kind.needs_x else None, *of_weights, ddown
 
 
 @functools.cache
-def _native(is_joined: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    forward, backward = _steps(is_joined)
-    return trained_node.native(forward), trained_node.native(backward)
+def _native(num_parts: int, is_gathered: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    forward, backward = map(trained_node.native, _gathered_steps(num_parts) if is_gathered else _steps(num_parts == 1))
+    if not is_gathered:
+        return forward, backward
+    grad_input = frozen_linear.native_grad_input(trained_node.RECIPE, True)
+
+    def gathered_backward(dy: torch.Tensor, x: torch.Tensor, *tensors: torch.Tensor) -> Any:
+        *gate_up, down, scale_down, z, scale_x = tensors
+        return backward(dy, steps.rows_of(grad_input(dy, down, scale_down)), x, *gate_up, z, scale_x)
+
+    return forward, gathered_backward
+
+
+def _kind(x: torch.Tensor, gate_up: Sequence[torch.Tensor], is_gathered: bool) -> _Kind:
+    check_is_built(trained_node.RECIPE, x.dtype, x.requires_grad, True, False)
+    num_gate = None if len(gate_up) == 1 else len(gate_up[0])
+    return _Kind(policy.state(), num_gate, x.requires_grad, *_native(len(gate_up), is_gathered))
+
+
+_gathered_kind = trained_node.kind_lookup(lambda x, values: _kind(x, values[:-1], True), 3, 0)
 
 
 def _make(
@@ -125,10 +178,7 @@ def _make(
     if recipe != trained_node.RECIPE or not trained_node.fits(x, weights):
         function = functools.partial(_by_layers, trained_linear.call, activation, recipe)
     else:
-        check_is_built(recipe, x.dtype, x.requires_grad, True, False)
-        num_gate = None if up is None else len(gate)
-        kind = _Kind(policy.state(), num_gate, x.requires_grad, *_native(up is None))
-        function = functools.partial(_apply, kind)
+        function = functools.partial(_apply, _kind(x, weights[:-1], False))
         positions = (0, 1, 3) if up is None else positions
     output = native_call.dense((*x.shape[:-1], len(down)), x.dtype)
     return native_call.Direct((function, positions)), native_call.is_kept(), x.device, (output,)
@@ -160,6 +210,10 @@ def _general(
     if torch.compiler.is_dynamo_compiling() or any(is_distributed(weight) for weight in weights):
         return _layers(x, gate, up, down, None, recipe)
     if any(isinstance(weight, GatheredWeight) for weight in weights):
+        x = x if dtype is None else x.to(dtype)
+        if recipe == trained_node.RECIPE and (kind := _gathered_kind(x, weights)) is not None:
+            result: torch.Tensor = _apply(kind, x, *weights)
+            return result
         return _by_layers(_general_linear, activation, recipe, x, gate, up, down)
     if dtype is not None:
         up = None if up is None else up.to(dtype)
