@@ -339,6 +339,20 @@ def _quantizing_calls(where: torch.device | str) -> Iterator[tuple[Any, ...]]:
         ):
             call = functools.partial(_by_plan, plan, inputs, expected, where)
             yield f"{name} {dtype} {k}", call, expected, 0.0
+        # Only layers that train have these.
+        gate, up, dh = torch.randn(3, 16, k).to(dtype)
+        silu = torch.nn.functional.silu(gate)
+        gradients = [torch.ops.aten.silu_backward(dh * up, gate), dh * silu]
+        for name, plan, inputs, expected in (
+            ("activation", fused.activation_plan, [gate, up], [silu * up]),
+            ("gradients of the activation", fused.activation_grad_plan, [gate, up, dh], gradients),
+        ):
+            call = functools.partial(_by_plan, plan, inputs, expected, where)
+            yield f"{name} {dtype} {k}", call, expected, 0.02
+        for factors in ((), (torch.rand(2 * k, 1),)):
+            inputs = [torch.cat((gate, up), 1), dh, *factors]
+            call = functools.partial(_feed_forward_gradients, inputs, where)
+            yield f"gradients of a feed-forward {dtype} {k} {len(factors)}", call, _feed_forward_gradients(inputs), 0.05
 
 
 def _by_plan(
@@ -348,6 +362,23 @@ def _by_plan(
     outputs = [torch.empty_like(tensor, device=where) for tensor in like]
     plan(*on_device)(*on_device, *outputs)
     return outputs
+
+
+def _feed_forward_gradients(inputs: Sequence[torch.Tensor], where: torch.device | str = "cpu") -> list[torch.Tensor]:
+    """The results of `fused.swiglu_grad_plan`, dequantized."""
+    z, dh, *factors = (tensor.to(where) for tensor in inputs)
+    m, n = dh.shape
+    outputs: list[torch.Tensor] = []
+    for rows, columns in ((m, 2 * n), (2 * n, m), (n, m)):
+        outputs += [
+            torch.empty(shape, device=where, dtype=kind)
+            for shape, kind in (((rows, columns), torch.float8_e4m3fn), ((rows, 1), torch.float32))
+        ]
+    partials = [
+        torch.empty(shape, dtype=torch.int32, device=where) for shape in quantizing_kernels.swiglu_partial_shapes(m, n)
+    ]
+    fused.swiglu_grad_plan(z, dh, True, *factors)(z, dh, *factors, *outputs, *partials)
+    return [values.cpu().float() * scale.cpu() for values, scale in zip(outputs[::2], outputs[1::2])]
 
 
 def main(argv: Sequence[str]) -> None:
