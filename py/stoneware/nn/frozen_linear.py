@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,8 +13,10 @@ from torch.autograd.function import once_differentiable
 from stoneware.nn import steps
 from stoneware.nn.arguments import FLOATS, check_x
 from stoneware.nn.recipes import RECIPES, Cast, check_is_built
-from stoneware.nn.steps import Step, Steps, rows_of
+from stoneware.nn.steps import Op, Step, Steps, rows_of
 from stoneware.ops.backward import in_state_of_call
+from stoneware.ops.native_call import Output, dense
+from stoneware.quantizing import fused
 from stoneware.tuning import policy
 
 
@@ -100,12 +103,62 @@ def _forward(recipe: str, has_fp8: bool, shares_x: bool = False) -> Steps:
     )
 
 
+@dataclass(frozen=True)
+class Transpose(Op):
+    """The dense transpose of the rows of fp8 matrices [n, k], and ones [k, 1] as its scales if the other operand has
+    the real ones."""
+
+    def __call__(self, dtype: torch.dtype, *parts: torch.Tensor) -> Sequence[torch.Tensor]:
+        x8 = steps.join(parts)
+        return x8.t().contiguous(), torch.ones(x8.shape[1], 1, device=x8.device)
+
+    def plan(self, dtype: torch.dtype, *parts: torch.Tensor) -> tuple[Any, Sequence[Output]]:
+        n, k = sum(part.shape[0] for part in parts), parts[0].shape[1]
+        return fused.transpose_plan(*parts), [dense((k, n), parts[0].dtype), dense((k, 1), torch.float32)]
+
+
+@dataclass(frozen=True)
+class TransposeScales(Op):
+    """The transpose of scales of blocks, dense."""
+
+    def __call__(self, dtype: torch.dtype, scale: torch.Tensor) -> Sequence[torch.Tensor]:
+        return (scale.t().contiguous(),)
+
+    def plan(self, dtype: torch.dtype, scale: torch.Tensor) -> tuple[Any, Sequence[Output]]:
+        def run(scale: torch.Tensor, transposed: torch.Tensor) -> None:
+            transposed.copy_(scale.t())
+
+        return run, [dense(scale.t().shape, scale.dtype)]
+
+
+@dataclass(frozen=True)
+class ScaleRows(Op):
+    """x [..., k] times factors [k, 1], quantized with a scale for each row."""
+
+    cast: Cast
+
+    def __call__(self, dtype: torch.dtype, x: torch.Tensor, factors: torch.Tensor) -> Sequence[torch.Tensor]:
+        # In x's dtype, which has kernels; relative to the largest factor, or float16 would overflow.
+        largest = factors.amax(0)
+        scaled = rows_of(x) * (factors / largest).t().to(x.dtype)
+        values, scale = steps.quantize("x", self.cast).op(dtype, scaled)
+        return values, scale * largest
+
+    def plan(self, dtype: torch.dtype, x: torch.Tensor, factors: torch.Tensor) -> tuple[Any, Sequence[Output]]:
+        rows = rows_of(x)
+        outputs = [dense(rows.shape, self.cast.dtype), dense((rows.shape[0], 1), torch.float32)]
+        return fused.scaled_rows_plan(rows, factors, self.cast.power_of_two), outputs
+
+    def arguments(self, x: torch.Tensor, *others: torch.Tensor) -> Sequence[torch.Tensor]:
+        return x.reshape(-1, x.shape[-1]), *others
+
+
 def gradient_quantization(cast: Cast) -> Step:
     """The step that quantizes dy for dx."""
     if cast.scales != "row":
         return steps.quantize("dy", cast)
     # A scale of the weight's rows is along the summed dimension, so it goes into dy.
-    return Step(steps.ScaleRows(cast), ("dy", "scale_weight"), ("dy8", "scale_dy"))
+    return Step(ScaleRows(cast), ("dy", "scale_weight"), ("dy8", "scale_dy"))
 
 
 def dx_steps(cast: Cast, dy: str = "dy", parts: Sequence[str] = ("weight8",)) -> tuple[Step, ...]:
@@ -116,10 +169,10 @@ def dx_steps(cast: Cast, dy: str = "dy", parts: Sequence[str] = ("weight8",)) ->
       dy: its name.
       parts: names of the fp8 matrices that have the weight's rows.
     """
-    sequence = [Step(steps.Transpose(), tuple(parts), ("weight_t8", "ones"))]
+    sequence = [Step(Transpose(), tuple(parts), ("weight_t8", "ones"))]
     scale = "ones" if cast.scales == "row" else "scale_weight"
     if cast.scales == "block":
-        sequence.append(Step(steps.TransposeScales(), (scale,), ("scale_weight_t",)))
+        sequence.append(Step(TransposeScales(), (scale,), ("scale_weight_t",)))
         scale = "scale_weight_t"
     return *sequence, Step(steps.ScaledMM(False), (f"{dy}8", "weight_t8", f"scale_{dy}", scale, steps.NONE), ("dx",))
 

@@ -253,56 +253,6 @@ _TORCH_MATMULS: dict[str, Callable[..., torch.Tensor]] = {
 
 
 @dataclass(frozen=True)
-class Transpose(Op):
-    """The dense transpose of the rows of fp8 matrices [n, k], and ones [k, 1] as its scales if the other operand has
-    the real ones."""
-
-    def __call__(self, dtype: torch.dtype, *parts: torch.Tensor) -> Sequence[torch.Tensor]:
-        x8 = join(parts)
-        return x8.t().contiguous(), torch.ones(x8.shape[1], 1, device=x8.device)
-
-    def plan(self, dtype: torch.dtype, *parts: torch.Tensor) -> tuple[Any, Sequence[Output]]:
-        n, k = sum(part.shape[0] for part in parts), parts[0].shape[1]
-        return fused.transpose_plan(*parts), [dense((k, n), parts[0].dtype), dense((k, 1), torch.float32)]
-
-
-@dataclass(frozen=True)
-class TransposeScales(Op):
-    """The transpose of scales of blocks, dense."""
-
-    def __call__(self, dtype: torch.dtype, scale: torch.Tensor) -> Sequence[torch.Tensor]:
-        return (scale.t().contiguous(),)
-
-    def plan(self, dtype: torch.dtype, scale: torch.Tensor) -> tuple[Any, Sequence[Output]]:
-        def run(scale: torch.Tensor, transposed: torch.Tensor) -> None:
-            transposed.copy_(scale.t())
-
-        return run, [dense(scale.t().shape, scale.dtype)]
-
-
-@dataclass(frozen=True)
-class ScaleRows(Op):
-    """x [..., k] times factors [k, 1], quantized with a scale for each row."""
-
-    cast: Cast
-
-    def __call__(self, dtype: torch.dtype, x: torch.Tensor, factors: torch.Tensor) -> Sequence[torch.Tensor]:
-        # In x's dtype, which has kernels; relative to the largest factor, or float16 would overflow.
-        largest = factors.amax(0)
-        scaled = rows_of(x) * (factors / largest).t().to(x.dtype)
-        values, scale = quantize("x", self.cast).op(dtype, scaled)
-        return values, scale * largest
-
-    def plan(self, dtype: torch.dtype, x: torch.Tensor, factors: torch.Tensor) -> tuple[Any, Sequence[Output]]:
-        rows = rows_of(x)
-        outputs = [dense(rows.shape, self.cast.dtype), dense((rows.shape[0], 1), torch.float32)]
-        return fused.scaled_rows_plan(rows, factors, self.cast.power_of_two), outputs
-
-    def arguments(self, x: torch.Tensor, *others: torch.Tensor) -> Sequence[torch.Tensor]:
-        return x.reshape(-1, x.shape[-1]), *others
-
-
-@dataclass(frozen=True)
 class SiluMul(Op):
     """silu(gate) * up of z [m, 2 k], quantized with a scale for each row; only in native calls."""
 
