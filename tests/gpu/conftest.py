@@ -21,6 +21,7 @@ LOST_CONTEXT_EXIT_CODE = 3
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--outcomes", help="JSON-lines file of outcomes; its tests are not run again")
+    parser.addoption("--shard", default="0/1", metavar="I/N", help="run every Nth test, from the Ith on")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,7 +30,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Outcomes(pathlib.Path(path)))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)  # before tests that were run are left out, so that a share stays the same
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    idx, num_shards = map(int, config.getoption("--shard").split("/"))
+    items[:] = items[idx::num_shards]
     if torch.cuda.is_available():
         return
     built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU alone"

@@ -103,13 +103,28 @@ def test_a_test_that_took_its_process_down_counts_as_crashed(tmp_path):
         ("a", "started"), ("a", "passed"), ("b", "started"),
         ("c", "started"), ("c", "failed"), ("d", "started"), ("d", "skipped"),
     ]  # fmt: skip
-    path = tmp_path / "check.jsonl"
-    path.write_text(
-        "".join(json.dumps({"test": test, "outcome": outcome, "message": outcome}) + "\n" for test, outcome in outcomes)
-    )
-    summary = runner.summarise_outcomes(path)
+    paths = [tmp_path / "check_0.jsonl", tmp_path / "check_1.jsonl", tmp_path / "check_2.jsonl"]  # the last is missing
+    lines = [json.dumps({"test": test, "outcome": outcome, "message": outcome}) + "\n" for test, outcome in outcomes]
+    for path, share in zip(paths, (lines[:3], lines[3:])):
+        path.write_text("".join(share))
+    summary = runner.summarise_outcomes(paths)
     assert summary["counts"] == {"passed": 1, "crashed": 1, "failed": 1, "skipped": 1}
     assert [failure["test"] for failure in summary["failures"]] == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "num_cpus", "expected"),
+    [
+        ([{"memory_bytes": 80 << 30}], 16, 6),
+        ([{"memory_bytes": 80 << 30}], 4, 2),
+        ([{"memory_bytes": 24 << 30}], 16, 2),
+        ([{"memory_bytes": 8 << 30}], 1, 1),
+        ([{"unknown": "no driver"}], 16, 1),
+        ([], 16, 1),
+    ],
+)
+def test_processes_of_a_check_fit_the_machine(gpus, num_cpus, expected):
+    assert runner.choose_num_shards(gpus, num_cpus) == expected
 
 
 def test_comparison_sees_one_wrong_element_that_the_norm_hides():

@@ -5,7 +5,7 @@ GPU tests, pytest and the measuring programs. Nothing is installed, built or fet
 unpacked into a temporary folder that is removed at the end.
 
 commands
-  check    the tests of tests/gpu, under pytest            -> check.json, check.log
+  check    the tests of tests/gpu, in processes at once     -> check.json, check.log
   bench    every family of matmuls next to torch's         -> bench.json, bench.md, bench.log
   sample   stoneware tune: every candidate at every shape   -> samples.sqlite3, sample.log
   autotune sw.autotune next to triton.autotune             -> autotune.json, .md, .log
@@ -47,7 +47,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tools.gpu_check import compute_sanitizer, document, processes
@@ -70,6 +70,9 @@ _MAX_STARTS = 20
 """How often check is started, each time going on after what ended the process."""
 _LOST_CONTEXT_EXIT_CODE = 3  # of tests/gpu/conftest.py
 _NO_TESTS_EXIT_CODE = 5  # of pytest
+_MAX_SHARDS = 6
+_BYTES_OF_SHARD = 12 << 30
+"""GPU memory that a process of check may need: the largest operands of its tests, and torch's context."""
 _GPUS_LIMIT_S = 120.0
 
 
@@ -156,22 +159,24 @@ class Runner:
 
     def check(self, extra: Sequence[str]) -> int:
         machine = self._machine()  # before a test can break it
-        outcomes = self._out_dir / "check.jsonl"
-        outcomes.unlink(missing_ok=True)
-        arguments = [
-            "pytest", str(self._root / "tests" / "gpu"), "-v", "-ra", "--tb=short", "-p", "no:cacheprovider",
-            f"--outcomes={outcomes}", *extra,
-        ]  # fmt: skip
-        exit_code = 0
-        for start_idx in range(_MAX_STARTS):
-            code = self._run("check", arguments, is_continued=start_idx > 0)
-            if start_idx > 0 and code == _NO_TESTS_EXIT_CODE:
-                break  # the test that ended the process before was the last one
-            exit_code = exit_code or code
-            if code >= 0 and code != _LOST_CONTEXT_EXIT_CODE:
-                break
-            print(f"check: exit code {code}; going on after the test that ended the process")
-        summary = summarise_outcomes(outcomes)
+        num_shards = choose_num_shards(machine["gpus"], os.cpu_count() or 1)
+        paths = [self._out_dir / f"check_{shard}.jsonl" for shard in range(num_shards)]
+        with (
+            (self._out_dir / "check.log").open("w", encoding="utf-8") as log,
+            concurrent.futures.ThreadPoolExecutor(num_shards) as pool,
+        ):
+            print(f"check: {num_shards} processes, a share of the tests each", flush=True)
+
+            def run(shard: int) -> int:
+                def say(line: str) -> None:
+                    text = f"[{shard}] {line}\n"  # in one piece, since the processes write at once
+                    sys.stdout.write(text)
+                    log.write(text)
+
+                return self._check_shard(paths[shard], f"{shard}/{num_shards}", extra, say)
+
+            exit_code = max(pool.map(run, range(num_shards)), key=abs)
+        summary = summarise_outcomes(paths)
         self._write_json("check.json", {**machine, "exit_code": exit_code, **summary})
         print(f"check: {summary['counts']}")
         for failure in summary["failures"]:
@@ -180,6 +185,24 @@ class Runner:
             print("check: no test passed, so nothing is shown; this counts as a failure")
             return exit_code or 1
         return exit_code or int(bool(summary["failures"]))
+
+    def _check_shard(self, outcomes: pathlib.Path, shard: str, extra: Sequence[str], say: Callable[[str], None]) -> int:
+        """Runs one share of the tests, again after each that ended its process; the first exit code that is not 0."""
+        outcomes.unlink(missing_ok=True)
+        arguments = [
+            sys.executable, "-m", "pytest", str(self._root / "tests" / "gpu"), "-v", "-ra", "--tb=short",
+            "-p", "no:cacheprovider", f"--outcomes={outcomes}", f"--shard={shard}", *extra,
+        ]  # fmt: skip
+        exit_code = 0
+        for _ in range(_MAX_STARTS):
+            code = processes.stream(arguments, say, folder=self._root, environment=self._environment)
+            if code == _NO_TESTS_EXIT_CODE:
+                break  # the test that ended the process before was the last one, or the share is empty
+            exit_code = exit_code or code
+            if code >= 0 and code != _LOST_CONTEXT_EXIT_CODE:
+                break
+            say(f"check: exit code {code}; going on after the test that ended the process")
+        return exit_code
 
     def sample(self, extra: Sequence[str]) -> int:
         arguments = [f"--store={self._out_dir / 'samples.sqlite3'}", f"--commit={self._commit}", *extra]
@@ -251,10 +274,10 @@ class Runner:
         except (ProcessFailed, ValueError, IndexError) as error:
             return {"gpus": [{"unknown": document.text_of(error)}], "kernels": {}}
 
-    def _run(self, name: str, arguments: Sequence[str], *, is_continued: bool = False) -> int:
+    def _run(self, name: str, arguments: Sequence[str]) -> int:
         """Runs a Python module; its output goes to the console and to <name>.log."""
         log_path = self._out_dir / f"{name}.log"
-        with log_path.open("a" if is_continued else "w", encoding="utf-8") as log:
+        with log_path.open("w", encoding="utf-8") as log:
 
             def say(line: str) -> None:
                 print(line, flush=True)
@@ -272,13 +295,20 @@ def _typed_command() -> str:
     return shlex.join("--out=DIR" if word.startswith("--out=") else word for word in words)
 
 
-def summarise_outcomes(path: pathlib.Path) -> dict[str, Any]:
-    """Counts of outcomes, the failures with their text, and the reasons of skips.
+def choose_num_shards(gpus: Sequence[Mapping[str, Any]], num_cpus: int) -> int:
+    """How many processes run the tests at once: limited by the CPUs and by the memory of the first GPU."""
+    memory_bytes = gpus[0].get("memory_bytes", 0) if gpus else 0
+    return max(1, min(_MAX_SHARDS, num_cpus // 2, memory_bytes // _BYTES_OF_SHARD))
+
+
+def summarise_outcomes(paths: Sequence[pathlib.Path]) -> dict[str, Any]:
+    """Counts of outcomes in these files, the failures with their text, and the reasons of skips.
 
     A test that was started and has no outcome took its process down: it counts as "crashed".
     """
     last: dict[str, dict[str, str]] = {}
-    for outcome in processes.json_lines(path.read_text(encoding="utf-8") if path.exists() else ""):
+    texts = [path.read_text(encoding="utf-8") for path in paths if path.exists()]
+    for outcome in processes.json_lines("".join(texts)):
         earlier = last.get(outcome["test"])
         if earlier is None or earlier["outcome"] != "failed":
             last[outcome["test"]] = outcome
