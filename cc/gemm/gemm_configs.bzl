@@ -108,6 +108,42 @@ _BLOCK_SCALES = [
     ((256, 128), 4, 2),
 ]
 
+# The dtypes that have tiles of the next two lists.
+_FITTED_DTYPES = [("matmul", "bf16"), ("scaled_mm", "e4m3")]
+
+# Up to eight blocks share the k of a tile, where k is long and m and n have few tiles. Tiles can then be larger,
+# and operands are read from L2 less often: by op, (m, n) of the tile, stages, and whether operands are swapped.
+_EIGHT_SPLITS = {
+    "matmul": [
+        ((64, 64), 12, True),
+        ((64, 128), 8, True),
+        ((128, 128), 6, False),
+        ((192, 128), 4, False),
+    ],
+    "scaled_mm": [
+        ((128, 128), 6, False),
+        ((192, 128), 4, False),
+    ],
+}
+
+# Blocks of a cluster along n load a for each other, where L2 is the limit: a short n, or rows that begin within a
+# line of L2. By op, (m, n) of the tile, stages, and blocks.
+_MULTICAST = {
+    "matmul": [
+        ((128, 96), 7, 4),
+        ((128, 128), 6, 2),
+        ((192, 96), 5, 2),
+        ((192, 128), 4, 2),
+        ((256, 128), 4, 2),
+    ],
+    "scaled_mm": [
+        ((128, 128), 6, 2),
+        ((128, 128), 6, 4),
+        ((192, 176), 4, 2),
+        ((256, 128), 4, 2),
+    ],
+}
+
 # Slow accumulation: (m, n) of the tile, and stages.
 _SLOW = [
     ((128, 128), 5),
@@ -116,7 +152,7 @@ _SLOW = [
     ((256, 112), 3),
 ]
 
-def _fitted_config(op, dtype, out, tile, stages, swap_ab, shares = "warps", **fields):
+def _fitted_config(op, dtype, out, tile, stages, swap_ab, shares = "warps", max_splits = None, **fields):
     return persistent_mm_config(
         op = op,
         dtype = dtype,
@@ -127,7 +163,7 @@ def _fitted_config(op, dtype, out, tile, stages, swap_ab, shares = "warps", **fi
         swap_ab = swap_ab,
         shares = shares,
         full_tiles = True,
-        max_splits = 1 if shares == "warps" else None,
+        max_splits = max_splits or (1 if shares == "warps" else None),
         **fields
     )
 
@@ -270,6 +306,14 @@ PERSISTENT_MM_SM90 = [
     _fitted_config("matmul", dtype, dtype, tile, stages, swap_ab, shares)
     for dtype in ["bf16", "fp16"]
     for tile, stages, swap_ab, shares in _FITTED_16_BIT
+] + [
+    _fitted_config(op, dtype, "bf16", tile, stages, swap_ab, "columns", max_splits = 8)
+    for op, dtype in _FITTED_DTYPES
+    for tile, stages, swap_ab in _EIGHT_SPLITS[op]
+] + [
+    _fitted_config(op, dtype, "bf16", tile, stages, swap_ab = False, cluster = (1, along_n, 1))
+    for op, dtype in _FITTED_DTYPES
+    for tile, stages, along_n in _MULTICAST[op]
 ]
 
 # fp8 with slow accumulation, by CUTLASS: for few rows and for results in fp32. The rest is PERSISTENT_MM_SM90's.

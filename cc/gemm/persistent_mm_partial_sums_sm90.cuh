@@ -84,14 +84,12 @@ class PartialColumns {
     FenceSharedForTma();
     SyncAtNamedBarrier(Shape::kConsumerThreads, kAmongConsumers);
     WaitForClusterToArrive();
-    const int to = thread / 32;
-    if (to < slice_.splits && to != slice_.rank && thread % 32 == 0) {
-      const ColumnShare<Shape> share(slice_, to);
-      const int slot = slice_.rank - (slice_.rank > to);
-      CopyToBlock(AddressInBlock(arriving_ + slot * sender_bytes_, to),
-                  AddressInBlock(shared.summed->Address(), to),
-                  own_ + share.begin * Shape::kGroupBytes,
-                  (share.end - share.begin) * Shape::kGroupBytes);
+    // A warp for each block, or for each fourth where there are more blocks than warps.
+    constexpr int kWarps = Shape::kConsumerThreads / 32;
+    if constexpr (Shape::kMaxSplits <= kWarps) {
+      SendShare(shared, thread, thread / 32);
+    } else {
+      for (int to = thread / 32; to < slice_.splits; to += kWarps) SendShare(shared, thread, to);
     }
     shared.summed->WaitForCluster();
     ArriveAtCluster();
@@ -121,6 +119,21 @@ class PartialColumns {
   }
 
  private:
+  // Copies the sums that another block stores into its shared memory. All threads of a warp call.
+  __device__ void SendShare(const SharedMemory<Shape>& shared, int thread, int to) const {
+    if (to < slice_.splits && to != slice_.rank && thread % 32 == 0) {
+      const ColumnShare<Shape> share(slice_, to);
+      const int slot = slice_.rank - (slice_.rank > to);
+      // With more blocks than groups of columns, some store none.
+      if (Shape::kMaxSplits <= Shape::kColumnGroups || share.begin < share.end) {
+        CopyToBlock(AddressInBlock(arriving_ + slot * sender_bytes_, to),
+                    AddressInBlock(shared.summed->Address(), to),
+                    own_ + share.begin * Shape::kGroupBytes,
+                    (share.end - share.begin) * Shape::kGroupBytes);
+      }
+    }
+  }
+
   // Of this thread's word, in its group.
   static __device__ int WordAt(int step, int half) {
     return ((step * 2 + half) * Shape::kConsumerThreads + static_cast<int>(threadIdx.x)) * 16;

@@ -46,8 +46,9 @@ _MAX_ACCUMULATORS = {1: 192, 2: 160, 3: 88}
 # warps or, with two warp groups, of a warp group.
 _MAX_SPLITS = {1: 4, 2: 2, 3: 1}
 
-# The same where blocks share the columns.
+# The same where blocks share the columns: what it is by default, and what it may be.
 _MAX_COLUMN_SPLITS = 4
+_COLUMN_SPLITS = [4, 8]
 
 # The columns of a tile that a block stores together where blocks share them.
 _GROUP_COLUMNS = 16
@@ -117,8 +118,9 @@ _FIELDS = {
         default = False,
     ),
     "cluster": field(
-        one_of((1, 1, 1), (1, 2, 1)),
-        "(1, 2, 1) for two blocks side by side along n, each of which loads half of their rows of a to both",
+        one_of((1, 1, 1), (1, 2, 1), (1, 4, 1)),
+        "(1, 2, 1) or (1, 4, 1) for blocks side by side along n, each of which loads its part of their rows of a " +
+        "to all",
         default = (1, 1, 1),
     ),
     "accumulation": field(
@@ -127,9 +129,9 @@ _FIELDS = {
         default = "fast",
     ),
     "max_splits": field(
-        one_of(1, 2, 4),
+        one_of(1, 2, 4, 8),
         "how many blocks may share the k of a tile: 1 where shared memory has no room for their partial " +
-        "sums, by default what the warp groups allow, or 4 that share columns",
+        "sums, by default what the warp groups allow, or 4 that share columns, of which 8 may be",
         default = _max_splits,
     ),
 }
@@ -171,9 +173,9 @@ def _rules(config):
     if _promotes(config):
         rules += _promoting_rules(config)
     rules.append((
-        config.cluster == (1, 1, 1) or _overlaps_sums(config),
-        ("a cluster along n must have block scales or slow accumulation and two or three warp groups, but has {} " +
-         "with block_scales = {}; omit cluster, or change them").format(sharing, config.block_scales),
+        config.cluster == (1, 1, 1) or (not config.swap_ab and config.max_splits == 1),
+        ("blocks of a cluster along n must not share k, nor have swapped operands, but max_splits is {} and " +
+         "swap_ab {}; omit cluster, or change them").format(config.max_splits, config.swap_ab),
     ))
     if not config.swap_ab:
         rules += _stored_rules(config)
@@ -235,15 +237,19 @@ def _shared_bytes(config):
 
 def _column_rules(config):
     groups = _ceil_div(config.tile[1], _GROUP_COLUMNS)
-    arriving = max([_ceil_div(groups, splits) * (splits - 1) for splits in [3, 4]])
+    arriving = max([
+        _ceil_div(groups, splits) * (splits - 1)
+        for splits in [2, 3, 4, 8]
+        if splits <= config.max_splits
+    ])
     needed = (groups + arriving) * _GROUP_COLUMNS * config.tile[0] * 4
     place = _shared_bytes(config).stages_and_boxes
     return [
         (
-            config.max_splits == _MAX_COLUMN_SPLITS and not _promotes(config),
+            config.max_splits in _COLUMN_SPLITS and not _promotes(config),
             ("blocks that share columns must be up to {}, without block scales, but max_splits is {} and " +
              "block_scales {}; omit both, or share warps")
-                .format(_MAX_COLUMN_SPLITS, config.max_splits, config.block_scales),
+                .format(" or ".join([str(x) for x in _COLUMN_SPLITS]), config.max_splits, config.block_scales),
         ),
         (
             needed <= place,
@@ -317,6 +323,12 @@ def _stored_rules(config):
             .format(_CHUNK_BYTES, _BOX_COLUMNS, stages, places, boxes),
     )]
 
+def _columns(config):
+    """What an id says of columns that are shared: by how many blocks, if by more than usual."""
+    if config.shares != "columns":
+        return ""
+    return "columns" if config.max_splits == _MAX_COLUMN_SPLITS else "columns{}".format(config.max_splits)
+
 def _kernel(config):
     schedule = "splitk" if config.max_splits > 1 else "persistent"
     json_fields = {
@@ -346,7 +358,7 @@ def _kernel(config):
             config.cluster,
             "{}{}x{}".format(schedule, config.warp_groups, config.stages),
             "swap" if config.swap_ab else "",
-            "columns" if config.shares == "columns" else "",
+            _columns(config),
             "slow" if config.accumulation == "slow" else "",
         ),
         op = config.op,

@@ -40,8 +40,8 @@
 //
 // The grid is one-dimensional, of clusters. With splits the blocks of a cluster share the k of one
 // tile. Otherwise a cluster is one block, which goes from tile to tile until all are done; or, with
-// kBlocksAlongN = 2, it is two, whose tiles lie side by side along n: each loads half of their rows
-// of a to both.
+// kBlocksAlongN of 2 or 4, it is as many, whose tiles lie side by side along n: each loads its part of
+// their rows of a to all.
 //
 // What makes it fast: every SM reads b from the first microsecond to the last. Loads start as soon
 // as a block's barriers are ready, and L2 prefetches the first ones before; partial sums go from
@@ -187,7 +187,8 @@ struct PersistentMmShape {
                 "gemm_configs.bzl refuses such a config");
 
   static constexpr int kBlocksAlongN = Config::kBlocksAlongN;
-  static_assert(kBlocksAlongN == 1 || kOverlapsSums, "gemm_configs.bzl refuses such a config");
+  static_assert(kBlocksAlongN == 1 || (!kSwapAb && Config::kMaxSplits == 1),
+                "gemm_configs.bzl refuses such a config");
 
   static constexpr int kConsumerThreads = 128 * kWarpGroups;
   // Then a warp that loads, and one for block scales. With several warp groups these are in a warp
@@ -258,7 +259,8 @@ struct PersistentMmShape {
   // stay whole. With kSharesColumns it is some groups of 16 columns, and k may be split three ways.
   static constexpr int kMaxSplits = Config::kMaxSplits;
   static constexpr bool kSharesColumns = Config::kSharesColumns;
-  static_assert(kMaxSplits == 1 || kMaxSplits == (kSharesColumns || kWarpGroups == 1 ? 4 : 2));
+  static_assert(kMaxSplits == 1 || kMaxSplits == (kSharesColumns || kWarpGroups == 1 ? 4 : 2) ||
+                (kSharesColumns && kMaxSplits == 8));
   static_assert(kMaxSplits == 1 || !kGroups, "gemm_configs.bzl refuses such a config");
   static constexpr bool kSplitsStoreBoxes =
       kStoresBoxes && !kSharesColumns && kMaxSplits <= kWarpGroups;
@@ -268,7 +270,7 @@ struct PersistentMmShape {
       kSharesColumns ? 0 : kRows * kColumns * 4 / kMaxSplits * (kMaxSplits - 1);
 
   // Sums of columns have the space of the stages and boxes, when all blocks have read their stages:
-  // those of this block, and then those that arrive. Most arrive with four splits, or with three
+  // those of this block, and then those that arrive. Most arrive with the most splits, or with fewer
   // where the groups of columns divide badly.
   static constexpr int kColumnGroups = (kColumns + 15) / 16;
   static constexpr int kGroupBytes = kRows * 16 * 4;
@@ -276,8 +278,14 @@ struct PersistentMmShape {
   static constexpr int ArrivingBytes(int splits) {
     return (kColumnGroups - 1 + splits) / splits * (splits - 1) * kGroupBytes;
   }
-  static constexpr int kColumnPartialBytes =
-      kOwnBytes + (ArrivingBytes(3) < ArrivingBytes(4) ? ArrivingBytes(4) : ArrivingBytes(3));
+  static constexpr int MostArrivingBytes() {
+    int most = 0;
+    for (const int splits : {2, 3, 4, 8}) {
+      if (splits <= kMaxSplits && most < ArrivingBytes(splits)) most = ArrivingBytes(splits);
+    }
+    return most;
+  }
+  static constexpr int kColumnPartialBytes = kOwnBytes + MostArrivingBytes();
 
   // Shared memory: rows of all stages, columns of all stages, and then these.
   static constexpr int kColumnsAt = kStages * kRowStageBytes;

@@ -66,7 +66,12 @@ __device__ void MultiplyChunk(const Operands<Shape>& operands, int chunk, int& i
 // Tells the loaders that a stage has been read: block scales by each thread, tiles by wgmma.
 template <class Shape>
 __device__ void Release(const SharedMemory<Shape>& shared, int stage) {
-  if (Shape::kBlockScales || threadIdx.x % 32 == 0) shared.empty[stage].Arrive();
+  if constexpr (Shape::kBlocksAlongN > 1) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    if (lane < Shape::kBlocksAlongN) Mbarrier::ArriveInBlockAt(shared.empty[stage].Address(), lane);
+  } else {
+    if (Shape::kBlockScales || threadIdx.x % 32 == 0) shared.empty[stage].Arrive();
+  }
 }
 
 // Sums a tile over k. On return the last products are still being summed; returns their stage,
