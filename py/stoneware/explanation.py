@@ -6,14 +6,16 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from stoneware.errors import explained, quoted
 from stoneware.kernels import manifest, sum_order
 from stoneware.kernels.config import VENDOR, AnyConfig, Config, KernelConfig
 from stoneware.kernels.key import AnyKey, KernelKey, Key
 from stoneware.ops import operation_of
-from stoneware.runtime.device import CPU, Device, cuda_device, normalized_name
+from stoneware.runtime import gpu_models
+from stoneware.runtime.device import CPU, Device, DeviceFingerprint, cuda_device, normalized_name
+from stoneware.runtime.gpu_models import GPU_MODELS
 from stoneware.specs import OPS, spec_of
 from stoneware.tuning import policy, sources, table_file
 from stoneware.tuning.lookup import Decision
@@ -35,6 +37,7 @@ class Explanation:
       sum_order: the order in which an element is summed, in words; empty for a decorated kernel.
       batch_invariant: whether `sw.batch_invariant` requires a fixed order.
       table_digest: of the wheel's table; empty on a CPU, which needs no table, and for a decorated kernel.
+      hint: how to get the answer for a GPU, if none was named and none is available; otherwise empty.
     """
 
     op: str
@@ -44,6 +47,7 @@ class Explanation:
     sum_order: str = ""
     batch_invariant: bool = False
     table_digest: str = ""
+    hint: str = ""
 
     @property
     def config(self) -> Config:
@@ -95,6 +99,7 @@ class Explanation:
         lines = [
             *fitted("", problem_in_words(self.problem) if is_kernel else str(self.problem)),
             *fitted("device", str(self.device)),
+            *fitted("hint", self.hint),
             *fitted("config", kernel_in_words(decision.config)),
         ]
         if not is_kernel:
@@ -115,6 +120,11 @@ class Explanation:
                 lines += fitted(" ", str(item), width=2)
         return "\n".join(lines)
 
+
+_HINT = (
+    "no GPU is available here, so this is the answer for the CPU; to get a GPU's, pass device= (on the command "
+    "line --device) with a name such as H200, A100 or sm_80"
+)
 
 COLUMNS = 80
 """Width of a terminal, the limit of the lines of explain, info and diff."""
@@ -225,9 +235,10 @@ def explain(
       batch: of matmul, the number of matmuls of this shape, each with its own b; others ignore it.
       layout: of matmul, that of a and of b, "n" for row-major and "t" for column-major; "nt" is
         a @ weight.t(), "nn" the gradient of its input, "tn" that of the weight; others ignore it.
-      device: the name or alias of a device in the tuning tables, or a part of one that only one
-        device has, such as "H200"; the device need not be in this machine. Or "cpu", "cuda",
-        "cuda:1" or a torch.device. None is the current GPU, or the CPU if no GPU is available.
+      device: the name or alias of a GPU, or a part of a name that only one GPU has, such as "H200" or
+        "A100"; or a compute capability, such as "sm_80". It is a device in the tuning tables, or one in
+        `gpu_models.py`, and need not be in this machine. Or "cpu", "cuda", "cuda:1" or a torch.device.
+        None is the current GPU, or the CPU if no GPU is available.
 
     Raises:
       TypeError: a size is not an int, or the device is neither a str nor a torch.device.
@@ -267,6 +278,7 @@ def explain(
         sum_order=_sum_order(decision.config),
         batch_invariant=policy.is_batch_invariant(),
         table_digest=packaged.digest if packaged else "",
+        hint=_HINT if device is None and place.kind == "cpu" else "",
     )
 
 
@@ -301,15 +313,60 @@ def _device(op: str, device: str | torch.device | None) -> Device:
         return CPU
     if name == "cuda" or name.startswith("cuda:"):
         return _cuda_device(name)
-    devices = [device for source in sources.sources(op) for device in source.table.devices]
-    where = f"the tuning table of {op}"
-    if not devices_named(name, devices):  # the op may not have been measured there
-        devices = [device for other in OPS for source in sources.sources(other) for device in source.table.devices]
-        where = "the tuning tables"
-    return Device(fingerprint=device_named(name, devices, where, ", 'cuda', 'cpu' or None").fingerprint)
+    return Device(fingerprint=_described(op, name))
 
 
-def device_named(name: str, devices: Sequence[DeviceTable], where: str, others: str) -> DeviceTable:
+def _described(op: str, name: str) -> DeviceFingerprint:
+    """The GPU with a name, whose hardware need not be here."""
+    capability = gpu_models.compute_capability(name)
+    measured = {table_op: _devices_of(table_op) for table_op in (op, *OPS)}
+    everywhere = [device for devices in measured.values() for device in devices]
+    if capability is None:
+        label = name
+    elif model := gpu_models.of_compute_capability(capability):
+        label = model.fingerprint.name
+    else:
+        names = (device.fingerprint for device in everywhere)
+        label = min((fp.name for fp in names if fp.compute_capability == capability), default=name)
+    # The op may not have been measured on a device that has tables of other ops.
+    groups: tuple[tuple[str, Sequence[NamedDevice]], ...] = (
+        (f"the tuning table of {op}", measured[op]),
+        ("the tuning tables", everywhere),
+        ("the list of GPU models", GPU_MODELS),
+    )
+    for where, devices in groups:
+        if devices_named(label, devices):
+            return device_named(label, devices, where, _OTHER_DEVICES).fingerprint
+    in_tables = sorted({label for device in everywhere for label in device.names})
+    archs = sorted({model.fingerprint.compute_capability for model in GPU_MODELS})
+    raise ValueError(
+        f"device={quoted(name)} must name a GPU in the tuning tables ({', '.join(in_tables) or 'none'}), another "
+        f"GPU model ({', '.join(model.names[-1] for model in GPU_MODELS)}) or a compute capability "
+        f"({', '.join(f'sm_{major}{minor}' for major, minor in archs)}); pass one of those{_OTHER_DEVICES}"
+    )
+
+
+def _devices_of(op: str) -> list[DeviceTable]:
+    return [device for source in sources.sources(op) for device in source.table.devices]
+
+
+_OTHER_DEVICES = ", 'cuda', 'cpu' or None"
+
+
+class NamedDevice(Protocol):
+    """A device of a table, or a GPU model."""
+
+    @property
+    def fingerprint(self) -> DeviceFingerprint: ...
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+
+_NamedDevice = TypeVar("_NamedDevice", bound=NamedDevice)
+
+
+def device_named(name: str, devices: Sequence[_NamedDevice], where: str, others: str) -> _NamedDevice:
     """The device with this name or alias, or with it as a part of a name.
 
     Args:
@@ -331,11 +388,11 @@ def device_named(name: str, devices: Sequence[DeviceTable], where: str, others: 
     raise ValueError(f"device={quoted(name)} {rule}; pass one of those{others}")
 
 
-def devices_named(name: str, devices: Iterable[DeviceTable]) -> list[DeviceTable]:
+def devices_named(name: str, devices: Iterable[_NamedDevice]) -> list[_NamedDevice]:
     """The first device with this name or alias; otherwise those with its words in a name, each name once.
     Only whole words match: H20 does not match H200."""
     words = normalized_name(name)
-    matches: dict[str, DeviceTable] = {}
+    matches: dict[str, _NamedDevice] = {}
     for device in devices:
         labels = [normalized_name(label) for label in device.names]
         if words in labels:
@@ -354,7 +411,7 @@ def _cuda_device(name: str) -> Device:
     if not torch.cuda.is_available():
         raise ValueError(
             f"device={quoted(name)} must be a GPU that torch can use, and torch {torch.__version__} "
-            "finds none; pass 'cpu', or the name of a device in the tuning table, as 'NVIDIA H200'"
+            "finds none; pass 'cpu', or the name of a GPU, as 'NVIDIA H200'"
         )
     ordinal = torch.cuda.current_device() if match[1] is None else int(match[1])
     if ordinal >= torch.cuda.device_count():

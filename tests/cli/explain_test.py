@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import small_samples as small
+import torch
 from conftest import as_json, forget, stoneware
 from small_samples import GROUPED, GROUPED_VENDOR, KERNEL_OP, grouped_sample, kernel_sample, run
 
@@ -148,6 +149,20 @@ def test_explain_of_an_unknown_device_names_the_known(package, capsys):
     assert code == exit_codes.USAGE and "device='Z1'" in err and "H200" in err
 
 
+@pytest.mark.parametrize("name", ["A100", "sm_80"])
+def test_explain_takes_a_gpu_that_was_not_measured(package, capsys, name):
+    arguments = ("explain", "matmul", "-m", "16", "-n", "4096", "-k", "4096", "--device", name)
+    code, document = as_json(capsys, *arguments)
+    assert code == exit_codes.OK
+    assert document["device"]["name"] == "NVIDIA A100-SXM4-80GB" and document["grade"] in ("heuristic", "default")
+
+
+def test_explain_without_a_gpu_suggests_a_device(package, capsys):
+    code, out, _ = stoneware(capsys, "explain", "matmul", "-m", "16", "-n", "4096", "-k", "4096")
+    assert code == exit_codes.OK
+    assert torch.cuda.is_available() or "command line --device) with a name such as H200" in " ".join(out.split())
+
+
 @pytest.fixture
 def kernel_store(own_store, package):
     Store(own_store / "samples.sqlite3").add(
@@ -185,6 +200,7 @@ def test_explain_of_a_decorated_kernel_takes_the_nearest_m(kernel_store, capsys)
         (["M=64"], "must give each key argument of mypackage.kernels:softmax once: COLS, M"),
         (["M"], "'M' must be KEY=VALUE"),
         (["COLS=1024", "M=64", "--device", "L40"], "device='L40' is not in the set of measurements, which has"),
+        (["COLS=1024", "M=64", "--device", "sm_80"], "device='sm_80' must be that of a measured device; pass one of"),
         (["COLS=wide", "M=64"], "must be of a kind that was measured"),
         ([f"COLS={'[' * 100_000}", "M=64"], "must be of a kind that was measured"),
     ],
@@ -192,6 +208,12 @@ def test_explain_of_a_decorated_kernel_takes_the_nearest_m(kernel_store, capsys)
 def test_explain_of_a_decorated_kernel_names_mistakes(kernel_store, capsys, arguments, message):
     code, _, err = stoneware(capsys, "explain", KERNEL_OP, *arguments)
     assert code == exit_codes.USAGE and message in err
+
+
+def test_explain_of_a_decorated_kernel_takes_a_compute_capability(kernel_store, capsys):
+    code, document = as_json(capsys, "explain", KERNEL_OP, "COLS=1024", "M=64", "--device", "sm_90")
+    assert code == exit_codes.OK
+    assert [answer["device"]["name"] for answer in document["answers"]] == ["NVIDIA H200"]
 
 
 def test_explain_of_an_unknown_kernel_says_how_to_measure_it(package, capsys):

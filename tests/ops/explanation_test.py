@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 
 import pytest
+import torch
 
 import stoneware as sw
 from stoneware import explanation
@@ -135,3 +136,45 @@ def test_part_of_several_names_is_refused_with_all_of_them(monkeypatch):
     monkeypatch.setattr(explanation.sources, "sources", lambda op: [source])
     with pytest.raises(ValueError, match="device='gpu' is part of the names of 2 devices .* GPU 40, GPU 80; pass one"):
         sw.explain("matmul", m=1, n=16, k=16, device="gpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("A100", "NVIDIA A100-SXM4-80GB"),
+        ("sm_80", "NVIDIA A100-SXM4-80GB"),
+        ("sm86", "NVIDIA A10"),
+        ("rtx 4090", "NVIDIA GeForce RTX 4090"),
+        ("H100", "NVIDIA H100 80GB HBM3"),
+        ("sm_90", "NVIDIA H100 80GB HBM3"),
+        ("sm_90a", "NVIDIA H100 80GB HBM3"),
+        ("H100 PCIe", "NVIDIA H100 PCIe"),
+        ("b200", "NVIDIA B200"),
+        ("sm_120", "NVIDIA GeForce RTX 5090"),
+    ],
+)
+def test_a_gpu_is_explained_by_name_or_compute_capability(name, device):
+    answer = sw.explain("matmul", m=16, n=4096, k=4096, device=name)
+    assert answer.device.fingerprint.name == device
+    assert answer.config.backend != "reference" and not answer.hint
+
+
+def test_the_name_of_a_measured_gpu_finds_the_measured_device():
+    answers = [sw.explain("scaled_mm", m=16, n=6144, k=4096, device=name) for name in ("H100", "sm_90")]
+    assert [answer.device.fingerprint.power_limit_w for answer in answers] == [700, 700]
+
+
+def test_an_unknown_gpu_is_refused_with_the_known_names():
+    for name in ("V100", "sm_70", "sm_8000"):
+        with pytest.raises(ValueError, match=f"device='{name}' must name a GPU .*H200.*A100.*sm_80, sm_86") as caught:
+            sw.explain("matmul", m=1, n=16, k=16, device=name)
+        assert "pass one of those, 'cuda', 'cpu' or None" in str(caught.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is the default")
+def test_without_a_gpu_the_text_says_how_to_name_one():
+    words = {
+        device: " ".join(str(sw.explain("matmul", m=1, n=16, k=16, device=device)).split()) for device in (None, "cpu")
+    }
+    assert "no GPU is available here" in words[None] and "--device) with a name such as H200, A100" in words[None]
+    assert "no GPU is available here" not in words["cpu"]

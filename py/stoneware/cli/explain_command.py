@@ -21,6 +21,7 @@ HELP = help.text(
     examples=[
         "stoneware explain scaled_mm -m 16 -n 4096 -k 14336",
         "stoneware explain matmul -m 1 -n 4096 -k 4096 --device 'NVIDIA H200'",
+        "stoneware explain matmul -m 1 -n 4096 -k 4096 --device sm_80",
         "stoneware explain matmul -m 4096 -n 4096 -k 8192 --layout tn",
         "stoneware explain grouped_mm -m 128 -n 4096 -k 14336 --num-groups 8",
         "stoneware explain mypackage.kernels:softmax ROWS=4096 COLS=1024",
@@ -63,7 +64,8 @@ def explain(
     device: Annotated[
         str | None,
         typer.Option(
-            help="A device in the tables, such as 'NVIDIA H200'; cuda:1; cpu. Default: the current GPU, or the CPU."
+            help="A GPU, which need not be here: a name such as 'NVIDIA H200' or A100, or sm_80; or cuda:1; or cpu. "
+            "Default: the current GPU, or the CPU."
         ),
     ] = None,
     json: Json = False,

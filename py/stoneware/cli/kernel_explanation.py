@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from stoneware.explanation import Explanation, device_named
 from stoneware.kernels.key import KernelKey, Value, check_value
+from stoneware.runtime import gpu_models
 from stoneware.runtime.device import Device, DeviceFingerprint, by_hardware, cuda_device
 from stoneware.tuning import lookup
 from stoneware.tuning import sources as table_sources
@@ -22,8 +23,8 @@ def explain(op: str, arguments: Sequence[str], device: str | None) -> list[Expla
     Args:
       op: "package.module:function".
       arguments: each "NAME=VALUE"; a VALUE is JSON, such as 128 or true, otherwise text.
-      device: name or alias of a device in the tables, or "cuda" or "cuda:1"; None for each device
-        in the tables.
+      device: name or alias of a device in the tables, a compute capability such as "sm_90", or "cuda" or
+        "cuda:1"; None for each device in the tables.
 
     Returns:
       The choice for each device on which it would run.
@@ -84,6 +85,11 @@ def _devices(sources: Iterable[Source], name: str | None) -> list[DeviceFingerpr
         return [fingerprint] if fingerprint else []
     devices = [device for source in sources for device in source.table.devices]
     hardware = by_hardware(device.fingerprint for device in devices)
-    if name is not None:
+    if name is not None and (capability := gpu_models.compute_capability(name)):
+        devices = [device for device in devices if device.fingerprint.compute_capability == capability]
+        if not devices:
+            names = ", ".join(sorted({one.name for one in hardware.values()}))
+            raise ValueError(f"device={name!r} must be that of a measured device; pass one of {names}")
+    elif name is not None:
         devices = [device_named(name, devices, "the set of measurements", ", 'cuda' or 'cuda:1'")]
     return list(dict.fromkeys(hardware[device.fingerprint] for device in devices))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from stoneware.runtime import gpu_models
+
 
 class Nominal(NamedTuple):
     """Nominal rates of a GPU.
@@ -22,24 +24,26 @@ class Nominal(NamedTuple):
 
 
 NOMINAL = {
-    ((8, 0), 108, 41943040, 1593000): Nominal(
-        312, 312, 2039, "NVIDIA A100 Tensor Core GPU Architecture whitepaper, A100 80GB data sheet"
-    ),
-    ((8, 9), 58, 50331648, 6251000): Nominal(121, 242.5, 300, "NVIDIA L4 data sheet"),
-    ((8, 9), 142, 100663296, 9001000): Nominal(362, 733, 864, "NVIDIA L40S data sheet"),
-    ((8, 9), 128, 75497472, 10501000): Nominal(
-        165.2, 330.3, 1008, "NVIDIA Ada GPU Architecture whitepaper, appendix A, RTX 4090"
-    ),
-    ((9, 0), 132, 52428800, 2619000): Nominal(
-        989.4, 1978.9, 3352, "NVIDIA H100 Tensor Core GPU Architecture whitepaper, SXM5"
-    ),
-    ((9, 0), 114, 52428800, 1593000): Nominal(
-        756, 1513, 2039, "NVIDIA H100 Tensor Core GPU Architecture whitepaper, PCIe"
-    ),
-    ((9, 0), 132, 62914560, 3201000): Nominal(989, 1979, 4800, "NVIDIA H200 data sheet"),
-    ((10, 0), 148, 132644864, 3996000): Nominal(2250, 4500, 7700, "NVIDIA HGX B200 data sheet, an eighth of it"),
-    ((12, 0), 170, 100663296, 14001000): Nominal(
-        209.5, 419, 1792, "NVIDIA RTX Blackwell GPU Architecture whitepaper, appendix A, RTX 5090"
-    ),
+    model.fingerprint.numbers: nominal
+    for model, nominal in (
+        (
+            gpu_models.A100,
+            Nominal(312, 312, 2039, "NVIDIA A100 Tensor Core GPU Architecture whitepaper, A100 80GB data sheet"),
+        ),
+        (gpu_models.L4, Nominal(121, 242.5, 300, "NVIDIA L4 data sheet")),
+        (gpu_models.L40S, Nominal(362, 733, 864, "NVIDIA L40S data sheet")),
+        (
+            gpu_models.RTX_4090,
+            Nominal(165.2, 330.3, 1008, "NVIDIA Ada GPU Architecture whitepaper, appendix A, RTX 4090"),
+        ),
+        (gpu_models.H100, Nominal(989.4, 1978.9, 3352, "NVIDIA H100 Tensor Core GPU Architecture whitepaper, SXM5")),
+        (gpu_models.H100_PCIE, Nominal(756, 1513, 2039, "NVIDIA H100 Tensor Core GPU Architecture whitepaper, PCIe")),
+        (gpu_models.H200, Nominal(989, 1979, 4800, "NVIDIA H200 data sheet")),
+        (gpu_models.B200, Nominal(2250, 4500, 7700, "NVIDIA HGX B200 data sheet, an eighth of it")),
+        (
+            gpu_models.RTX_5090,
+            Nominal(209.5, 419, 1792, "NVIDIA RTX Blackwell GPU Architecture whitepaper, appendix A, RTX 5090"),
+        ),
+    )
 }
 """By `DeviceFingerprint.numbers`, which are the driver's."""
