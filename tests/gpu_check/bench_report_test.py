@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import xml.etree.ElementTree
 
@@ -11,6 +12,51 @@ from bench_rows import report, row
 from matplotlib import pyplot
 
 from tools.bench import report as program
+
+WHERE = "NVIDIA H100 80GB HBM3, torch 2.11.0+cu130"
+
+
+def layers() -> dict:
+    """A layers.json: torch takes twice as long at one token, and 1.25 times as long at 4,096."""
+    rows = [
+        {"tokens": tokens, "step": {f"{name}, graph": {"median_ms": ms} for name, ms in times.items()}}
+        for tokens, times in (
+            (1, {"torch bf16": 8.0, "stoneware rowwise": 4.0}),
+            (4096, {"torch bf16": 100.0, "stoneware rowwise": 80.0}),
+        )
+    ]
+    machine = {"gpu": "NVIDIA H100 80GB HBM3", "torch": "2.11.0+cu130"}
+    return {"machine": machine, "parts": {"inference": {"num_layers": 32, "rows": rows}}}
+
+
+def texts(path) -> list[str]:
+    return [element.text for element in xml.etree.ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_the_plot_of_a_model_shows_tokens_per_second_before_and_after(tmp_path):
+    [path] = program.write_layers(layers(), tmp_path)
+    text = "\n".join(texts(path))
+    for words in ("125 tokens/s", "250 tokens/s, 2.00 times as many", "51,200 tokens/s, 1.25 times as many"):
+        assert words in text, words
+
+
+def test_titles_name_the_gpu_torch_and_what_is_compared(tmp_path):
+    files = [*program.write(report(), tmp_path), *program.write_layers(layers(), tmp_path)]
+    for path in (path for path in files if path.suffix == ".svg"):
+        text = " ".join(texts(path))
+        gpu = "NVIDIA H100" if path.name.startswith("layers") else "a GPU, torch 2"
+        assert gpu in text and "torch" in text and "compared with" in text, path
+
+
+def test_every_colour_of_text_and_page_changes_in_dark_mode(tmp_path):
+    files = [*program.write(report(), tmp_path), *program.write_layers(layers(), tmp_path)]
+    for path in (path for path in files if path.suffix == ".svg"):
+        svg = path.read_text()
+        [sheet] = re.findall(r"@media \(prefers-color-scheme: dark\)\{(.*)\}</style>", svg)
+        replaced = set(re.findall(r"(?:fill|stroke): #\w+(?=\")", sheet))
+        used = set(re.findall(r'<text style="[^"]*?(fill: #\w+)', svg)) | {"fill: #ffffff"}
+        assert used <= replaced and "<image" not in svg, path
+        assert all("fill: " in text for text in re.findall(r'<text style="([^"]*)"', svg)), path
 
 
 def test_equal_input_gives_equal_bytes_and_the_page_shows_each_picture(tmp_path):
@@ -40,14 +86,26 @@ def test_a_map_says_each_ratio_and_leaves_out_what_has_no_figure(tmp_path):
     assert "down  64 × 32" in said and "16" in said
 
 
+def test_the_first_map_compares_with_the_same_scales_whatever_torch_was_timed_with_first():
+    rows = [row(1, stoneware=10.0, torch_tensor=11.0, torch_row=20.0, family="scaled_mm")]
+    with matplotlib.rc_context(program._STYLE):
+        figure = program.speedup_map(rows, "scaled_mm", WHERE)
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    shown = [text.get_text() for axes in figure.axes for text in axes.texts]
+    pyplot.close(figure)
+    assert titles[0] == "compared with torch's kernel with the same scales" and "faster kernel" in titles[1]
+    assert shown == ["2.00", "1.10"]
+
+
 def test_no_text_of_a_plot_is_cut():
     layer, family = "deepseek_v3_expert_gate_up", "scaled_mm, fp8 with block scales 1x128 and 128x128"
     calls = {"stoneware": {"median_us": 5.0, "spread_us": 1.0}, "torch_block": {"median_us": 20.0, "spread_us": 9.0}}
     rows = [row(m, layer=layer, stoneware=10.0, torch_row=12.5, torch_tensor=11.0) for m in (1, 16)]
     figures = [
-        program.speedup_map(rows, family),
-        program.roofline([{**one, "family": "long"} for one in rows], {"long": family}),
-        program.host_bars({"long": {"allocating": calls}}, {"long": family}),
+        program.speedup_map(rows, family, WHERE),
+        program.roofline([{**one, "family": "long"} for one in rows], {"long": family}, WHERE),
+        program.host_bars({"long": {"allocating": calls}}, {"long": family}, WHERE),
+        program.tokens_per_second(layers()),
     ]
     for figure in figures:
         with matplotlib.rc_context(program._STYLE):
