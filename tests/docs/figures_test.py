@@ -1,64 +1,73 @@
-"""Figures in the text of pages are those of the committed measurements."""
+"""Figures in the text of pages are those of the committed measurements that a comment above them cites."""
 
 from __future__ import annotations
 
+import functools
 import json
-import re
 from typing import Any
 
-from markdown_pages import ROOT, text
+import pytest
+from markdown_pages import ROOT, pages, text
+from quoted_figures import citations
 
-_BENCH = "docs/measured/nvidia_h200/bench.md"
+from stoneware.report import document, sources
 
-_ROWS = [
-    ("scaled_mm, fp8 with row scales", "torch_row"),
-    ("scaled_mm, fp8 with row scales", "fastest of torch"),
-    ("scaled_mm, fp8 with block scales 1x128 and 128x128", "torch_block"),
-    ("matmul, bf16", "torch_mm"),
-    ("grouped_mm, bf16", "torch_grouped"),
-    ("grouped_mm, fp8 with row scales", "torch_grouped"),
-]
-"""Family and peer of each row of the README's table, as the benchmark's page names them."""
+_CITATIONS = [citation for page in pages() for citation in citations(page, text(page))]
 
 
-def rows(page: str, columns: int) -> list[list[str]]:
-    """The cells of each table row of a page that has `columns` columns."""
-    lines = [line for line in text(page).splitlines() if line.startswith("|")]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return [row for row in cells if len(row) == columns]
+@functools.cache
+def measured(source: str) -> dict[str, Any]:
+    path = ROOT / source
+    return document.document(sources.load([path])) if path.is_dir() else json.loads(path.read_text())
 
 
-def test_readme_has_the_figures_of_the_benchmark():
-    means = {tuple(row[:3]): row[3] for row in rows(_BENCH, 7)}
-    measured = [[f"{float(means[*names, m]):.2f}" for m in ("up to 128", "all")] for names in _ROWS]
-    told = [row[2:] for row in rows("README.md", 4) if re.fullmatch(r"\d\.\d\d", row[3])]
-    assert told == measured, f"README.md says {told}, and {_BENCH} {measured}; correct README.md"
+@pytest.mark.parametrize("citation", _CITATIONS, ids=str)
+def test_figures_are_those_of_the_measurements(citation):
+    citation.check(measured(citation.source))
 
 
-def measured(name: str) -> dict[str, Any]:
-    return json.loads((ROOT / "docs" / "measured" / name).read_text())
+def test_the_pages_with_figures_cite_their_measurements():
+    assert {"README.md", *(f"docs/{name}.md" for name in ("benchmarks", "layer_figures", "layers", "wheels"))} <= {
+        citation.page for citation in _CITATIONS
+    }
 
 
-def test_readme_has_the_figures_of_compiled_models():
-    part = measured("nvidia_h200/layers.json")["parts"]["models"]
-    rows = [row for row in part["rows"] if row["model"] == "LlamaForCausalLM"]
-    times = [{name: time["median_ms"] for name, time in row["step"].items()} for row in rows]
-    ratios = [time["torch bf16"] / time["stoneware rowwise"] for time in times]
-    tokens = [row["tokens"] for row in rows]
-    figures = (
-        f"Llama 3 8B with {part['num_layers']} of its 32 blocks and random weights, compiled, in a CUDA graph, is "
-        f"{min(ratios):.2f} to {max(ratios):.2f} times as fast as in bf16 at {min(tokens)} to {max(tokens):,} tokens"
-    )
-    assert figures in " ".join(text("README.md").split()), f"README.md must say: {figures}; correct it"
+_PARAGRAPH = """# Title
+
+<!-- figures: x.json
+"is # to # times as fast": least_and_most(row["ms"] / 2 for row in rows) -->
+Llama 3 with 4 of 32 blocks is 1.50 to
+2.25 times as fast; another 7.
+"""
+
+_TABLE = """<!-- figures: x.json [[row["ms"], row["change"]] for row in rows] -->
+| tokens | a | b |
+|---|---|---|
+| 1 | 3.0 | +1 % |
+| 16 | 4.5 | -2 % |
+"""
+
+_ROWS = {"rows": [{"ms": 3.0, "change": 1.2}, {"ms": 4.5, "change": -2.1}]}
 
 
-def test_the_page_of_the_build_has_the_figures_of_both_builds():
-    builds = [measured("backward_build.json")[mode] for mode in ("off", "on")]
-    removed, kernels = builds[1]["kernels"] - builds[0]["kernels"], builds[1]["kernels"]
-    megabytes = [f"{build['wheel_bytes'] / 1e6:.1f}" for build in builds]
-    seconds = [sum(build["cpu_seconds"][kind]["seconds"] for kind in ("Genrule", "CudaCubin")) for build in builds]
-    figures = (
-        f"When {removed} of {kernels} were left out, the wheel had {megabytes[0]} MB instead of {megabytes[1]}, "
-        f"and its kernels took {seconds[0]:.0f} CPU seconds instead of {seconds[1]:.0f}"
-    )
-    assert figures in text("docs/wheels.md"), f"docs/wheels.md must say: {figures}; correct it"
+@pytest.mark.parametrize(("page", "written"), [(_PARAGRAPH, ["1.50", "2.25"]), (_TABLE, ["3.0", "+1", "4.5", "-2"])])
+def test_equal_figures_pass(page, written):
+    [citation] = citations("x.md", page)
+    assert citation.written() == written
+    citation.check(_ROWS)
+
+
+@pytest.mark.parametrize(
+    ("page", "old", "new", "message"),
+    [
+        (_PARAGRAPH, "2.25", "2.26", "x.md:3: the page has .*2.26.*, and x.json .*2.25"),
+        (_PARAGRAPH, "2.25", "2.2", "x.md:3: the page has .*2.2.*, and x.json .*2.3"),
+        (_PARAGRAPH, "times as fast;", "times faster;", "must stand once in the block below"),
+        (_TABLE, "4.5", "4.6", "x.md:1: the page has"),
+        (_TABLE, "| 16 | 4.5 | -2 % |\n", "", "x.md:1: the page has"),
+    ],
+)
+def test_a_figure_that_differs_fails(page, old, new, message):
+    [citation] = citations("x.md", page.replace(old, new))
+    with pytest.raises(AssertionError, match=message):
+        citation.check(_ROWS)
