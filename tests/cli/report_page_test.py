@@ -12,17 +12,24 @@ from pathlib import Path
 import headless_chromium
 import pytest
 
-from stoneware.cli import exit_codes, main
 from stoneware.kernels.key import Key
+from stoneware.report import figures, sources, verdict
+from stoneware.report import page as report_page
 from stoneware.tuning import samples as sample_format
 
 COMMITTED = Path("py/stoneware/tuning_data/nvidia_h200")
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory) -> Path:
+def device() -> sources.DeviceMeasurements:
+    [device] = sources.load([COMMITTED])
+    return device
+
+
+@pytest.fixture(scope="module")
+def page(device, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("page") / "report.html"
-    assert main.run(["report", "--out", str(out), str(COMMITTED)]) == exit_codes.OK
+    out.write_text(report_page.page([device], title="Stoneware report"), encoding="utf-8")
     return out
 
 
@@ -48,7 +55,7 @@ def shown(dom: str) -> str:
 
 def test_every_problem_is_in_a_table_and_in_a_roofline(dom):
     assert count("<circle ", dom) == len(problems())
-    per_problem = re.findall(r"(\d+) problems: times and kernels", dom)
+    per_problem = re.findall(r"(\d+)</span> problems: times and kernels", dom)
     assert sum(map(int, per_problem)) == len(problems())
     assert count(r"m=\d+: \d", shown(dom)) == len(problems("vendor"))  # under the pointer of a cell
 
@@ -129,6 +136,76 @@ def test_the_filter_keeps_the_shapes_of_a_model_or_text(page, tmp_path):
     assert found["ofModel"] and all("falcon_40b" in row for row in found["ofModel"]) and found["sections"] == 1
     assert found["ofShape"] and all("4096x14336" in row and "down" in row for row in found["ofShape"])
     assert found["count"] == f"{len(found['ofShape'])} of {found['all']} shapes"
+
+
+def test_a_model_has_a_verdict_tables_and_rooflines_of_its_own(page, device, tmp_path):
+    found = probe(
+        page,
+        tmp_path,
+        """
+        const model = page.getElementById("model");
+        const count = selector => page.querySelectorAll(selector).length;
+        const text = () => page.querySelector("[data-place=d0]").textContent;
+        const all = text();
+        model.value = "llama3_8b";
+        model.dispatchEvent(new Event("input"));
+        const counts = [...page.querySelectorAll("section.op:not([hidden]) summary > .count")];
+        const found = {
+          text: text(), title: page.getElementById("d0").textContent, points: count("circle:not([hidden])"),
+          problems: counts.map(element => Number(element.textContent)),
+          sections: [...page.querySelectorAll("section.op:not([hidden]) [data-place]")].map(e => e.textContent),
+          links: [...page.querySelectorAll("nav a:not([hidden])")].map(link => link.textContent),
+          unnamed: count("details.unnamed:not([hidden])"),
+        };
+        model.value = "";
+        model.dispatchEvent(new Event("input"));
+        return {...found, isWhole: text() == all, unnamedOfAll: count("details.unnamed:not([hidden])"),
+                unfolded: count("details.unnamed[open]")};
+        """,
+    )
+    own = verdict.sections(one for one in device.problems if "llama3_8b" in figures.models(one.key))
+    assert found["title"] == "NVIDIA H200: the verdict for llama3_8b"
+    for section in own:
+        mean = verdict.means(section.same_scales)["all"]
+        assert f"{section.title}vs. " in found["text"] and f"{mean:.2f}x" in found["text"]
+        sentence = f"{mean:.2f} times as fast as torch with the same scales over {len(section.same_scales)} problems"
+        assert any(text.startswith(sentence) for text in found["sections"])
+    assert found["points"] == sum(found["problems"]) == sum(len(section.problems) for section in own)
+    assert found["unnamed"] == 0 and len(found["sections"]) == len(own)
+    assert "matmul bf16" in found["links"] and "grouped_mm bf16" not in found["links"]
+    assert found["isWhole"] and found["unnamedOfAll"] > 0 and found["unfolded"] == 0
+
+
+def test_shapes_of_no_model_are_found_by_their_sizes(page, tmp_path):
+    found = probe(
+        page,
+        tmp_path,
+        """
+        const row = page.querySelector("details.unnamed tr[data-find]");
+        const shape = page.getElementById("shape");
+        shape.value = row.dataset.find;
+        shape.dispatchEvent(new Event("input"));
+        return {isOpen: row.closest("details").open, isHidden: row.hidden};
+        """,
+    )
+    assert found == {"isOpen": True, "isHidden": False}
+
+
+def test_a_wide_table_shows_that_it_scrolls(page, tmp_path):
+    found = probe(
+        page,
+        tmp_path,
+        """
+        const boxes = [...page.querySelectorAll("section.op .scroll.heat")].filter(box => box.clientWidth);
+        const wide = boxes.filter(box => box.scrollWidth > box.clientWidth + 1);
+        const bars = wide.map(box => box.offsetHeight - box.clientHeight);
+        const marked = wide.filter(box => box.classList.contains("more")).length;
+        wide[0].scrollLeft = 9999;
+        wide[0].dispatchEvent(new Event("scroll"));
+        return {wide: wide.length, marked, bar: Math.min(...bars), atEnd: wide[0].classList.contains("more")};
+        """,
+    )
+    assert found["wide"] == found["marked"] > 3 and found["bar"] >= 10 and not found["atEnd"]
 
 
 class Loads(html.parser.HTMLParser):

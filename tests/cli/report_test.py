@@ -152,14 +152,14 @@ def test_ops_come_in_the_order_of_use_and_other_layouts_are_folded(tmp_path, cap
     ]
     folder = write_folder(tmp_path / "h200", [sample(VENDOR, 10.0, key=problem_key) for problem_key in keys])
     text = page(capsys, tmp_path / "x.html", folder)
-    assert re.findall(r'<section class="op"><h2 id="d0-\d">([^<]*)</h2>', text) == [
+    assert re.findall(r'<section class="op"><h2 id="d0-\d">([^<]*)<', text) == [
         "matmul bf16",
         "scaled_mm fp8, row scales",
         "scaled_mm fp8, block scales",
         "matmul bf16, layout nn",
     ]
     folded = text[text.index("<summary><h2>Other layouts and dtypes</h2></summary>") :]
-    assert "matmul bf16, layout nn</h2>" in folded and "block scales</h2>" not in folded
+    assert "matmul bf16, layout nn<span" in folded and "block scales<span" not in folded
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,9 @@ def test_groups_are_named_in_titles_rows_and_shapes(tmp_path, capsys):
     problem, _ = families[0]["problems"]
     assert (problem["shape"], problem["speedup"]) == ("m=16 n=4096 k=14336 groups=8", 1.5)
     # With 32 groups it is not a layer of a known model.
-    rows = re.findall(r'<tr data-find="([^"]*)"><th>([^<]*)<', page(capsys, tmp_path / "x.html", folder))
+    text = page(capsys, tmp_path / "x.html", folder)
+    assert '<details class="unnamed"><summary>1 shapes that belong to no model of the list</summary>' in text
+    rows = re.findall(r'<tr data-find="([^"]*)"><th>([^<]*)<', text)
     assert rows == [
         ("mixtral_8x7b mixtral_8x7b_down 8x4096x14336", "8 × 4096 × 14336"),
         ("32x4096x14336", "32 × 4096 × 14336"),
@@ -237,11 +239,16 @@ def test_what_is_not_printable_is_escaped_in_the_page(tmp_path, capsys):
     assert f"fast{cell_text}" in text and f"hung{cell_text}" in text and rf"h200{cell_text}\udcff" in text
 
 
+def test_a_figure_names_its_gpu_and_torch(folder, capsys, tmp_path):
+    text = page(capsys, tmp_path / "x.html", folder)
+    assert re.search(r"<h3>Roofline of scaled_mm fp8, row scales: NVIDIA H200, torch 2\.[\d.]+", text)
+
+
 def test_a_roof_that_is_exceeded_says_why(tmp_path, capsys):
     folder = write_folder(tmp_path / "h200", [sample(SMALL, 1.0), sample(SMALL, 100.0, m=64)])
     text = page(capsys, tmp_path / "x.html", folder)
     assert "A circled problem is above it: operands that stay in the L2 cache are not read from memory" in text
-    assert len(re.findall(r'<circle class="m\d ours above"', text)) == 1
+    assert len(re.findall(r'<circle [^>]*class="m\d ours above"', text)) == 1
 
 
 def test_colours_change_at_the_edges_and_the_middle_is_as_fast():
@@ -262,7 +269,7 @@ def test_committed_samples_are_drawn_as_they_are(capsys, tmp_path):
     if not COMMITTED.exists():
         pytest.skip("runs in the root of the repository")
     text = page(capsys, tmp_path / "report.html", COMMITTED)
-    assert len(text.encode()) < 4e6
+    assert len(text.encode()) < 4.2e6
     document = json.loads(report(capsys, "--json", COMMITTED)[1])
     vendor_us, times_us = {}, {}
     for file in COMMITTED.glob("*.jsonl"):

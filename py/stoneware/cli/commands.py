@@ -247,7 +247,8 @@ def _lines(item: Difference) -> list[str]:
 REPORT_HELP = help.text(
     "Show the measurements on one HTML page that needs no network.\n\n"
     "For each device: speed against torch's kernels by op and m, then a table of speed-ups by shape "
-    "for each op, a roofline and the chosen kernels. SOURCES are sample folders, stores (.sqlite3) and "
+    "for each op, a roofline and the chosen kernels. A reader may choose a model, whose shapes are then shown alone. "
+    "SOURCES are sample folders, stores (.sqlite3) and "
     "tables (.table); without any, this installation's tables and the user's store are drawn.",
     examples=[
         "stoneware report --out report.html",

@@ -38,9 +38,9 @@ def layers(key: AnyKey) -> list[str]:
     return [name for name, shape in spec_of(key.op).layers.items() if shape in shapes]
 
 
-def model(layer: str) -> str:
-    """The model of a layer: its name without the last part, such as _qkv."""
-    return _PART_OF_MODEL.sub("", layer)
+def models(key: AnyKey) -> list[str]:
+    """The models of `layers`: their names without the last part, such as _qkv."""
+    return list(dict.fromkeys(_PART_OF_MODEL.sub("", layer) for layer in layers(key)))
 
 
 class Axes(NamedTuple):
@@ -88,8 +88,10 @@ def roofline(points: Sequence[MeasuredProblem], roofs: Roofs, axes: Axes) -> str
         css_class = "torch" if is_vendor(point.chosen.config) else "ours"
         css_class += " above" if point.tflops > roof else ""
         hint = f"{point.key.shape}: {point.tflops:.3g} TFLOP/s, {point.tflops / roof:.0%} of the roof"
+        of_models = " ".join(models(point.key))
+        mark = f' data-find="{html.escape(of_models)}"' if of_models else ""
         lines.append(
-            f'<circle class="m{verdict.band(point.key, verdict.COARSE_BANDS)} {css_class}" r="4" '
+            f'<circle{mark} class="m{verdict.band(point.key, verdict.COARSE_BANDS)} {css_class}" '
             f'cx="{x(point.intensity)}" cy="{y(point.tflops)}"><title>{html.escape(hint)}</title></circle>'
         )
     return "\n".join([*lines, "</svg>"])

@@ -1,9 +1,13 @@
-"""The report as one HTML page that needs no network and no script: a verdict, then a table for each op."""
+"""The report as one HTML page that needs no network: a verdict, then a table for each op.
+
+A reader chooses a model, and a script shows the page for it: it hides the rows and points of other shapes, and fills
+each place with its text for the model, which the page holds as a template. Without scripts the page shows everything.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 
 from stoneware import __version__
@@ -29,8 +33,8 @@ def page(devices: Sequence[DeviceMeasurements], *, title: str) -> str:
       title: of the page.
     """
     parts = [(device, f"d{idx}", verdict.sections(device.problems)) for idx, device in enumerate(devices)]
-    layers = {layer for device in devices for problem in device.problems for layer in figures.layers(problem.key)}
-    options = "".join(f"<option>{escape(model)}</option>" for model in sorted(set(map(figures.model, layers))))
+    names = {name for device in devices for problem in device.problems for name in figures.models(problem.key)}
+    options = "".join(f"<option>{escape(name)}</option>" for name in sorted(names))
     text = "\n".join(
         [
             "<!DOCTYPE html>",
@@ -44,6 +48,7 @@ def page(devices: Sequence[DeviceMeasurements], *, title: str) -> str:
             '<span id="count" class="soft"></span></form></header><main>',
             f"<h1>{escape(title)}</h1>",
             *itertools.chain.from_iterable(_device_html(*part) for part in parts),
+            *itertools.chain.from_iterable(_model_templates(*part, sorted(names)) for part in parts),
             f'<p class="soft">Made by stoneware {__version__}.</p>',
             f"</main><script>{style.SCRIPT}</script></body></html>",
             "",
@@ -74,29 +79,36 @@ def _device_html(device: DeviceMeasurements, anchor: str, sections: Sequence[Sec
     return [*_verdict_html(device, anchor, sections), *common, *other, *_runs_html(device, anchor)]
 
 
+def _place(name: str, content: str) -> str:
+    """Text that depends on the chosen model; `_template` has the others."""
+    return f'<div data-place="{name}">{content}</div>'
+
+
+def _template(name: str, model: str, content: str) -> str:
+    return f'<template data-place="{name}" data-model="{escape(model)}">{content}</template>'
+
+
+def _model_templates(
+    device: DeviceMeasurements, anchor: str, sections: Sequence[Section], names: Sequence[str]
+) -> Iterator[str]:
+    """The text of each place of a device, for each model."""
+    places = {section.title: f"{anchor}-{idx}" for idx, section in enumerate(sections)}
+    for name in names:
+        own = verdict.sections(problem for problem in device.problems if name in figures.models(problem.key))
+        yield _template(anchor, name, _verdict_table(own, places) if own else "<p>No shape of it was measured.</p>")
+        for section in own:
+            yield _template(places[section.title], name, _summary(section))
+
+
 def _verdict_html(device: DeviceMeasurements, anchor: str, sections: Sequence[Section]) -> list[str]:
-    bands = [*verdict.band_labels(verdict.COARSE_BANDS), "all"]
-    rows = []
-    for idx, section in enumerate(sections):
-        lines = [("torch, same scales" if section.any_scales else "torch", section.same_scales)]
-        lines += [("torch's fastest, any scales", section.any_scales)] if section.any_scales else []
-        for line, (against, speedups) in enumerate(lines):
-            if not speedups:
-                continue
-            name = f'<a href="#{anchor}-{idx}">{escape(section.title)}</a>' if line == 0 else ""
-            share = f"{section.share_ours:.0%}" if line == 0 else "&nbsp;"
-            cells = "".join(_speedup_cell(mean, "") for mean in verdict.means(speedups).values())
-            rows.append(
-                f"<tr><th>{name}<small>vs. {against}, {len(speedups)} problems</small></th>{cells}<td>{share}</td></tr>"
-            )
-    heads = "".join(f'<th class="n">{band}</th>' for band in bands)
-    parts = [f'<h2 id="{anchor}">{escape(device.fingerprint.name)}: the verdict</h2>', _sentence(sections)]
-    if rows:
+    places = {section.title: f"{anchor}-{idx}" for idx, section in enumerate(sections)}
+    parts = [
+        f'<h2 id="{anchor}">{escape(device.fingerprint.name)}: the verdict<span class="of-model"></span></h2>',
+        f'<p class="soft">{escape(_setup(device))}</p>',
+        _place(anchor, _verdict_table(sections, places)),
+    ]
+    if any(section.same_scales for section in sections):
         parts += [
-            '<div class="scroll heat"><table><thead><tr><th>m<small>of grouped_mm: mean rows per group</small></th>'
-            f'{heads}<th class="n">ours chosen</th></tr></thead><tbody>',
-            *rows,
-            "</tbody></table></div>",
             _legend(),
             "<p>A cell is torch's time divided by the time of the kernel that Stoneware chooses, the geometric mean "
             "over the problems of the band: above 1 Stoneware is faster. All are shapes that were measured. There "
@@ -106,6 +118,38 @@ def _verdict_html(device: DeviceMeasurements, anchor: str, sections: Sequence[Se
             "scales too.</p>",
         ]
     return parts
+
+
+def _setup(device: DeviceMeasurements) -> str:
+    """The GPU and the versions of torch of all runs."""
+    versions = sorted({str(run["torch"]) for run in device.runs_in_use})
+    return f"{device.fingerprint.name}, torch {' and '.join(versions)}"
+
+
+def _verdict_table(sections: Sequence[Section], places: Mapping[str, str]) -> str:
+    """The verdict in words, and a row for each section; `places` has the anchor of each title."""
+    bands = [*verdict.band_labels(verdict.COARSE_BANDS), "all"]
+    rows = []
+    for section in sections:
+        lines = [("torch, same scales" if section.any_scales else "torch", section.same_scales)]
+        lines += [("torch's fastest, any scales", section.any_scales)] if section.any_scales else []
+        for line, (against, speedups) in enumerate(lines):
+            if not speedups:
+                continue
+            name = f'<a href="#{places[section.title]}">{escape(section.title)}</a>' if line == 0 else ""
+            share = f"{section.share_ours:.0%}" if line == 0 else "&nbsp;"
+            cells = "".join(_speedup_cell(mean, "") for mean in verdict.means(speedups).values())
+            rows.append(
+                f"<tr><th>{name}<small>vs. {against}, {len(speedups)} problems</small></th>{cells}<td>{share}</td></tr>"
+            )
+    if not rows:
+        return _sentence(sections)
+    heads = "".join(f'<th class="n">{band}</th>' for band in bands)
+    return (
+        f'{_sentence(sections)}<div class="scroll heat"><table><thead><tr><th>m<small>of grouped_mm: mean rows per '
+        f'group</small></th>{heads}<th class="n">ours chosen</th></tr></thead><tbody>{"".join(rows)}</tbody></table>'
+        "</div>"
+    )
 
 
 def _sentence(sections: Sequence[Section]) -> str:
@@ -137,36 +181,43 @@ def _sentence(sections: Sequence[Section]) -> str:
 
 
 def _section_html(device: DeviceMeasurements, section: Section, anchor: str, axes: figures.Axes | None) -> str:
-    parts = [f'<section class="op"><h2 id="{anchor}">{escape(section.title)}</h2>']
-    if values := list(section.same_scales.values()):
-        parts.append(
-            f"<p>{measures.geometric_mean(values):.2f} times as fast as torch with the same scales over {len(values)} "
-            f"problems, from {min(values):.2f} to {max(values):.2f}: more than 2% faster at "
-            f"{sum(value > 1.02 for value in values)}, more than 2% slower at {sum(value < 0.98 for value in values)}. "
-            f"Kernels of Stoneware are chosen at {section.share_ours:.0%}.</p>"
-        )
+    parts = [
+        f'<section class="op"><h2 id="{anchor}">{escape(section.title)}<span class="of-model"></span></h2>',
+        _place(anchor, _summary(section)),
+    ]
+    if section.same_scales:
         parts.append(_heat_table(section))
-    else:
-        parts.append(f"<p>{len(section.problems)} problems. Torch's kernel was not measured.</p>")
     points = measures.roofline(section.problems)
     if axes and points:
         roofs = measures.roofs(device.fingerprint, points)
         names = zip(verdict.band_labels(verdict.COARSE_BANDS), range(4))
         legend = "".join(f'<span style="color:var(--m{idx})">● m {name}</span>' for name, idx in names)
         parts += [
-            "<h3>Roofline</h3>",
+            f"<h3>Roofline of {escape(section.title)}: {escape(_setup(device))}</h3>",
             f"<div class=\"legend\">{legend}<span>filled: Stoneware's kernel, hollow: torch's</span></div>",
             f'<div class="scroll">{figures.roofline(points, roofs, axes)}</div>',
             f"<p>The roof is {roofs.tflops:,.0f} TFLOP/s and {roofs.gbytes_per_s:,.0f} GB/s ({escape(roofs.source)}). "
             "A circled problem is above it: operands that stay in the L2 cache are not read from memory, the matrices "
             "of empty groups are not read at all, and the clock may have been above that of the stated rate.</p>",
         ]
-    parts.append(_problems_html(section, is_open=not values))
+    parts.append(_problems_html(section, is_open=not section.same_scales))
     return "\n".join([*parts, "</section>"])
 
 
+def _summary(section: Section) -> str:
+    values = list(section.same_scales.values())
+    if not values:
+        return f"<p>{len(section.problems)} problems. Torch's kernel was not measured.</p>"
+    return (
+        f"<p>{measures.geometric_mean(values):.2f} times as fast as torch with the same scales over {len(values)} "
+        f"problems, from {min(values):.2f} to {max(values):.2f}: more than 2% faster at "
+        f"{sum(value > 1.02 for value in values)}, more than 2% slower at {sum(value < 0.98 for value in values)}. "
+        f"Kernels of Stoneware are chosen at {section.share_ours:.0%}.</p>"
+    )
+
+
 def _heat_table(section: Section) -> str:
-    """Speed-ups by NK shape and band of m; shapes of layers first."""
+    """Speed-ups by NK shape and band of m: shapes of models in a table, others in one that is folded."""
     labels = verdict.band_labels(verdict.BANDS)
     rows: dict[tuple[int, ...], list[MeasuredProblem]] = {}
     for problem in section.problems:
@@ -179,10 +230,17 @@ def _heat_table(section: Section) -> str:
     sizes = "groups × n × k" if any(len(shared) > 2 for shared in rows) else "n × k"
     heads = "".join(f'<th class="n">{label}</th>' for label in labels)
     heads = f"<th>{sizes}<small>{escape(column)} →</small></th>{heads}"
-    lines = [f'<div class="scroll heat"><table><thead><tr>{heads}</tr></thead>']
-    for group in (named, others):
-        lines += ['<tbody class="group">', *map(_heat_row, group), "</tbody>"] if group else []
-    return "\n".join([*lines, "</table></div>"])
+
+    def table(group: Sequence[Sequence[MeasuredProblem]]) -> str:
+        body = "\n".join(map(_heat_row, group))
+        return f'<div class="scroll heat"><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+
+    parts = [table(named)] if named else []
+    if others:
+        start = f'<details class="unnamed"{"" if named else " open"}>'
+        count = f"{len(others)} shapes that belong to no model of the list"
+        parts.append(f"{start}<summary>{count}</summary>{table(others)}</details>")
+    return "\n".join(parts)
 
 
 def _heat_row(members: Sequence[MeasuredProblem]) -> str:
@@ -229,7 +287,8 @@ def _problems_html(section: Section, is_open: bool) -> str:
         for problem in section.problems
     ]
     return (
-        f"<details{' open' if is_open else ''}><summary>All {len(rows)} problems: times and kernels</summary>"
+        f'<details{" open" if is_open else ""}><summary><span class="count">{len(rows)}</span> problems: times and '
+        "kernels</summary>"
         "<p>Times are medians; ± is the interquartile range.</p>"
         f"{_table(heads, rows, [_find(problem.key) for problem in section.problems])}</details>"
     )
@@ -292,4 +351,4 @@ def _find(key: AnyKey) -> str:
     """The text that the page's filter searches: models, layers and sizes."""
     layers = figures.layers(key)
     sizes = "x".join(map(str, key.sizes[:-1]))
-    return " ".join([*dict.fromkeys(map(figures.model, layers)), *layers, sizes])
+    return " ".join([*figures.models(key), *layers, sizes])

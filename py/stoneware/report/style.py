@@ -63,7 +63,10 @@ a { color: inherit; text-decoration-color: var(--soft); text-underline-offset: 3
 form { display: none; gap: 16px; align-items: center; flex-wrap: wrap; padding-top: 0; } .js form { display: flex; }
 select, input { font: inherit; padding: 2px 6px; color: inherit; background: var(--page);
   border: 1px solid var(--line); border-radius: 5px; max-width: 60vw; }
-.scroll { overflow-x: auto; margin: 8px 0 14px; }
+.scroll { overflow-x: auto; margin: 8px 0 14px; padding-bottom: 2px; }
+.scroll::-webkit-scrollbar { height: 12px; } .scroll::-webkit-scrollbar-track { background: var(--bar); }
+.scroll::-webkit-scrollbar-thumb { background: var(--soft); border: 3px solid var(--bar); border-radius: 6px; }
+.scroll.more { mask-image: linear-gradient(to left, transparent, #000 36px); }
 table { border-collapse: separate; border-spacing: 2px; font-size: 14px; }
 th { font-weight: 600; text-align: left; } th small { font-weight: 400; display: block; }
 th, td { padding: 3px 10px; vertical-align: top; } td { font-variant-numeric: tabular-nums; }
@@ -77,7 +80,7 @@ th, td { padding: 3px 10px; vertical-align: top; } td { font-variant-numeric: ta
 .legend { display: flex; flex-wrap: wrap; font-size: 12px; margin: 6px 0; } .legend span { padding: 2px 7px; }
 svg { display: block; min-width: 560px; width: 100%; max-width: 860px; font-size: 12px; }
 svg text { fill: var(--ink); } .grid { stroke: var(--line); }
-.roof { fill: none; stroke: var(--soft); stroke-width: 2; }
+circle { r: 4px; } .roof { fill: none; stroke: var(--soft); stroke-width: 2; }
 .m0 { --c: var(--m0); } .m1 { --c: var(--m1); } .m2 { --c: var(--m2); } .m3 { --c: var(--m3); }
 .ours { fill: var(--c); } .torch { fill: var(--page); stroke: var(--c); stroke-width: 1.5; }
 .above { stroke: var(--ink); stroke-width: 1.5; }
@@ -97,26 +100,53 @@ details { margin: 8px 0; } summary { cursor: pointer; font-weight: 600; } summar
 SCRIPT = """
 document.documentElement.classList.add("js");
 const [model, shape, count] = ["model", "shape", "count"].map(id => document.getElementById(id));
+const all = selector => [...document.querySelectorAll(selector)];
+const isShown = element => !!element.querySelector("[data-find]:not([hidden])");
+const places = all("div[data-place]").map(element => ({element, text: element.innerHTML}));
 function filter() {
   const words = shape.value.toLowerCase().replace(/\\s*[x×*,]\\s*(?=\\d)/g, "x").split(/\\s+/).filter(Boolean);
-  let shown = 0, all = 0;
-  for (const row of document.querySelectorAll("[data-find]")) {
+  for (const row of all("tr[data-find]")) {
     const text = " " + row.dataset.find + " ";
     const isOfModel = !model.value || text.includes(" " + model.value + " ");
     row.hidden = !isOfModel || !words.every(word => text.includes(word));
-    if (row.closest(".heat")) { all++; shown += !row.hidden; }
   }
-  for (const group of document.querySelectorAll("tbody.group"))
-    group.hidden = !group.querySelector("[data-find]:not([hidden])");
-  for (const section of document.querySelectorAll("section.op"))
-    section.hidden = !section.querySelector("[data-find]:not([hidden])");
-  count.textContent = shown == all ? "" : shown + " of " + all + " shapes";
+  for (const point of all("circle"))
+    point.toggleAttribute("hidden", !!model.value && !(point.dataset.find || "").split(" ").includes(model.value));
+  for (const {element, text} of places) {
+    const key = `[data-place="${element.dataset.place}"][data-model="${model.value}"]`;
+    const template = model.value && document.querySelector("template" + key);
+    element.innerHTML = template ? template.innerHTML : model.value ? "" : text;
+  }
+  for (const name of all(".of-model")) name.textContent = model.value && " for " + model.value;
+  for (const part of all("details.unnamed")) {
+    part.hidden = !isShown(part);
+    if (words.length && !part.hidden) part.open = true;
+  }
+  for (const section of all("section.op")) section.hidden = !isShown(section);
+  for (const other of all("details[id$=other]")) {
+    other.hidden = !isShown(other);
+    if ((model.value || words.length) && !other.hidden) other.open = true;
+  }
+  for (const link of all("nav a")) {
+    const target = document.getElementById(link.hash.slice(1));
+    link.hidden = !!target && (target.closest("section.op") || target).hidden;
+  }
+  for (const table of all("details > summary > .count")) {
+    const rows = [...table.closest("details").querySelectorAll("tr[data-find]")];
+    table.textContent = rows.filter(row => !row.hidden).length;
+  }
+  const rows = all(".heat tr[data-find]"), shown = rows.filter(row => !row.hidden).length;
+  count.textContent = shown == rows.length ? "" : shown + " of " + rows.length + " shapes";
+  measure();
+}
+function mark(box) { box.classList.toggle("more", box.scrollLeft + box.clientWidth < box.scrollWidth - 1); }
+function measure() {
+  document.documentElement.style.setProperty("--top", document.querySelector("header").offsetHeight + "px");
+  all(".scroll").forEach(mark);
 }
 for (const field of [model, shape]) field.addEventListener("input", filter);
-const measure = () => document.documentElement.style.setProperty(
-  "--top", document.querySelector("header").offsetHeight + "px");
-addEventListener("resize", measure);
-measure();
+for (const name of ["resize", "toggle"]) addEventListener(name, measure, true);
+addEventListener("scroll", event => { if (event.target.matches?.(".scroll")) mark(event.target); }, true);
 document.querySelector("form").addEventListener("submit", event => event.preventDefault());
 filter();
 """
