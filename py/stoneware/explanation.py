@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -319,31 +319,29 @@ def _device(op: str, device: str | torch.device | None) -> Device:
 def _described(op: str, name: str) -> DeviceFingerprint:
     """The GPU with a name, whose hardware need not be here."""
     capability = gpu_models.compute_capability(name)
-    measured = {table_op: _devices_of(table_op) for table_op in (op, *OPS)}
-    everywhere = [device for devices in measured.values() for device in devices]
-    if capability is None:
-        label = name
-    elif model := gpu_models.of_compute_capability(capability):
-        label = model.fingerprint.name
-    else:
-        names = (device.fingerprint for device in everywhere)
-        label = min((fp.name for fp in names if fp.compute_capability == capability), default=name)
-    # The op may not have been measured on a device that has tables of other ops.
-    groups: tuple[tuple[str, Sequence[NamedDevice]], ...] = (
-        (f"the tuning table of {op}", measured[op]),
-        ("the tuning tables", everywhere),
-        ("the list of GPU models", GPU_MODELS),
-    )
-    for where, devices in groups:
+    model = gpu_models.of_compute_capability(capability) if capability else None
+    label = model.fingerprint.name if model else name
+    for where, devices in _named_devices(op):
+        if capability and not model:
+            label = min(
+                (one.names[0] for one in devices if one.fingerprint.compute_capability == capability), default=""
+            )
         if devices_named(label, devices):
             return device_named(label, devices, where, _OTHER_DEVICES).fingerprint
-    in_tables = sorted({label for device in everywhere for label in device.names})
+    in_tables = sorted({label for other in OPS for device in _devices_of(other) for label in device.names})
     archs = sorted({model.fingerprint.compute_capability for model in GPU_MODELS})
     raise ValueError(
         f"device={quoted(name)} must name a GPU in the tuning tables ({', '.join(in_tables) or 'none'}), another "
         f"GPU model ({', '.join(model.names[-1] for model in GPU_MODELS)}) or a compute capability "
         f"({', '.join(f'sm_{major}{minor}' for major, minor in archs)}); pass one of those{_OTHER_DEVICES}"
     )
+
+
+def _named_devices(op: str) -> Iterator[tuple[str, Sequence[NamedDevice]]]:
+    """Where a device is searched, in words, and the devices there. Tables of other ops are read only if needed."""
+    yield f"the tuning table of {op}", _devices_of(op)
+    yield "the tuning tables", [device for other in OPS for device in _devices_of(other)]
+    yield "the list of GPU models", GPU_MODELS
 
 
 def _devices_of(op: str) -> list[DeviceTable]:
