@@ -64,8 +64,8 @@ def _host_headers_test_impl(_ctx):
     problems = []
     for host, abi, expected in [
         ("debian_12", "host", linked),
-        ("debian_12", "abi3", unpack + ["trixie", "libpython3.13-dev", "headers"]),
-        ("debian_12_without_headers", "host", unpack + ["bookworm", "libpython3.11-dev", "headers"]),
+        ("debian_12", "abi3", unpack + ["trixie", "libpython3.13-dev"]),
+        ("debian_12_without_headers", "host", unpack + ["bookworm", "libpython3.11-dev"]),
         ("fedora_python_3_13", "host", linked),
         ("fedora_python_3_13", "abi3", linked),
         ("ubuntu_python_3_11", "host", linked),
@@ -75,7 +75,9 @@ def _host_headers_test_impl(_ctx):
         calls = []
         python_headers_impl(_context(host, abi, calls))
         build = calls[-1][2]
-        if calls[:-1] != [expected]:
+
+        # Versions and hashes of packages are in python.bzl alone.
+        if [call[:5] for call in calls[:-1]] != [expected]:
             problems.append("{} {}: {}".format(host, abi, calls))
         if ("Py_LIMITED_API=0x030C0000" in build) != (abi == "abi3"):
             problems.append("{} {}: {}".format(host, abi, build))

@@ -166,24 +166,3 @@ def test_a_failing_step_is_named_and_the_next_start_tries_again(installation, fa
     assert reason.startswith("cannot: ")
     assert any(words in reason for words in ("not on PATH", "No space left", "broken-2"))
     assert installation.run()[0] == 0
-
-
-def test_another_version_of_debians_is_refused(installation):
-    """Debian's suite moves on; the real check at the end of _install says so."""
-    program = """
-        import types
-        debian.download = lambda *a, **k: []
-        jvm = "usr/lib/jvm/java-25-openjdk-amd64"
-        debian.unpack = lambda debs, root: (root / jvm).mkdir(parents=True)
-        debian_bazel._patchelf = debian_bazel._set_interpreter_and_rpath = lambda *a: None
-        debian_bazel._close_class_path = lambda root: None
-        debian_bazel.subprocess = types.SimpleNamespace(
-            CalledProcessError=OSError,
-            run=lambda *a, **k: types.SimpleNamespace(stdout="bazel 8.0.0\\n"),
-        )
-        real_install(staging, prefix, version, say)
-    """
-    status, _, stderr = installation.run(program)
-    assert status == 1
-    assert "Debian forky now carries 'bazel 8.0.0', this repository needs 7.7.1" in stderr
-    assert not (installation.prefix / "installed").exists()

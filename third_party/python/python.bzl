@@ -1,9 +1,18 @@
 """The host's Python for tools and tests, and CPython headers for both ABIs of the modules."""
 
-# Debian suites with CPython headers, for hosts that lack them.
-_DEBIAN_SUITES = {
-    "3.11": "bookworm",
-    "3.13": "trixie",
+# Debian's CPython headers, for hosts that lack them: suite, version, and the sha256 that
+# tools/bootstrap/debian.py computes of the folder, and prints if another one is there.
+_DEBIAN_HEADERS = {
+    "3.11": struct(
+        sha256 = "cb600a64cc44d5459fb168e1c3e06deffcb82b6a7bb04f7face81507c2e2eeb2",
+        suite = "bookworm",
+        version = "3.11.2",
+    ),
+    "3.13": struct(
+        sha256 = "fb2f3f89dfbe147c59c826b826eef88ab15a2b92828fa34de69b639e3c2b7da4",
+        suite = "trixie",
+        version = "3.13.5",
+    ),
 }
 
 # The abi3 wheel serves this version and later ones.
@@ -98,14 +107,17 @@ later. They are the host's where it has them, else Debian's, fetched with apt-ge
 def _fetch_from_debian(ctx, python, version, needed):
     """Unpacks Debian's headers of Python `needed` where python3 is `version`; returns the include folders."""
     reason = "no suite is known for it"
-    if needed in _DEBIAN_SUITES:
+    if needed in _DEBIAN_HEADERS:
+        headers = _DEBIAN_HEADERS[needed]
         ctx.report_progress("fetching the headers of Python {} from Debian".format(needed))
         result = ctx.execute([
             python,
             "-B",
             ctx.path(ctx.attr._debian),
-            _DEBIAN_SUITES[needed],
+            headers.suite,
             "libpython{}-dev".format(needed),
+            headers.version,
+            headers.sha256,
             "headers",
         ], timeout = 600)
         reason = result.stderr.strip() if result.return_code else ""

@@ -1,14 +1,16 @@
 """Debian packages of another suite, downloaded and unpacked without touching the system.
 
 `apt-get` does the work, with state folders of its own, so the machine's mirror, proxy, certificates
-and archive keyring apply and no root is needed. Used by bazelw (Bazel itself) and by
-//third_party/python (CPython headers).
+and archive keyring apply and no root is needed. Used by bazelw (Bazel itself), by //third_party/python
+(CPython headers) and by //third_party/chromium. A suite moves on, so versions are checked.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -31,7 +33,7 @@ Description: taken as present
 
 
 class DebianUnavailable(Exception):
-    """This machine cannot download Debian packages; the message says what is missing."""
+    """Debian packages cannot be downloaded here, or are not those that are needed; the message says why."""
 
 
 def mirror() -> str:
@@ -46,7 +48,8 @@ def mirror() -> str:
     if not KEYRING.exists():
         raise DebianUnavailable(f"Debian's archive keyring {KEYRING} is missing")
     listing = subprocess.run(
-        ["apt-get", "indextargets", "--format", "$(REPO_URI) $(COMPONENT) $(RELEASE)"],
+        # Release info is absent before the first `apt-get update`.
+        ["apt-get", "indextargets", "--no-release-info", "--format", "$(REPO_URI) $(COMPONENT) $(RELEASE)"],
         capture_output=True,
         text=True,
         check=False,
@@ -59,7 +62,7 @@ def mirror() -> str:
 
 
 def download(
-    packages: list[str],
+    packages: dict[str, str],
     suite: str,
     folder: pathlib.Path,
     taken_as_installed: tuple[str, ...] = (),
@@ -68,22 +71,22 @@ def download(
     """Downloads `packages` of `suite` into `folder`; returns the .deb files, sorted.
 
     Args:
-      packages: names of Debian packages, architecture amd64.
+      packages: names of Debian packages, architecture amd64, each with the upstream version that the suite
+        must have, or with an empty one if any will do.
       suite: Debian suite, for example "trixie".
       folder: working folder; apt's state and the files go below it.
       taken_as_installed: dependencies that are left out together with theirs.
       with_dependencies: False downloads the named packages alone.
 
     Raises:
-      DebianUnavailable: no usable apt, or apt failed (its own words are in the message).
+      DebianUnavailable: no usable apt, apt failed (its own words are in the message), or another version.
     """
     uri = mirror()
     for part in ("lists/partial", "cache/archives/partial", "debs"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     (folder / "sources.list").write_text(f"deb [signed-by={KEYRING}] {uri} {suite} main\n")
     (folder / "status").write_text("".join(_INSTALLED_STANZA.format(name=name) for name in taken_as_installed))
-    apt = [
-        "apt-get",
+    options = [
         "-qq",
         f"-oDir::Etc::SourceList={folder / 'sources.list'}",
         "-oDir::Etc::SourceParts=/dev/null",
@@ -96,21 +99,30 @@ def download(
         "-oAcquire::Languages=none",
         "-oDebug::NoLocking=1",
     ]
-    _apt([*apt, "update"], folder)
+    _apt(["apt-get", *options, "update"], folder)
+    for name, version in packages.items():
+        # Lines of "name | version | source", the newest first.
+        lines = _apt(["apt-cache", *options, "madison", name], folder).splitlines()
+        versions = [line.split("|")[1].strip() for line in lines]
+        if version and not any(re.match(re.escape(version) + r"(?![\d.])", carried) for carried in versions):
+            raise DebianUnavailable(
+                f"Debian {suite} must have {name} {version}, but has {', '.join(versions) or 'none'}: it has moved on"
+            )
     if with_dependencies:
-        _apt([*apt, "-y", "--download-only", "install", *packages], folder)
+        _apt(["apt-get", *options, "-y", "--download-only", "install", *packages], folder)
         found = folder / "cache/archives"
     else:
-        _apt([*apt, "download", *packages], folder / "debs")
+        _apt(["apt-get", *options, "download", *packages], folder / "debs")
         found = folder / "debs"
     return sorted(found.glob("*.deb"))
 
 
-def _apt(command: list[str], cwd: pathlib.Path) -> None:
+def _apt(command: list[str], cwd: pathlib.Path) -> str:
     result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     if result.returncode:
         verb = next(word for word in command[1:] if not word.startswith("-"))
-        raise DebianUnavailable(f"`apt-get {verb}` failed: {(result.stderr or result.stdout).strip()}")
+        raise DebianUnavailable(f"`{command[0]} {verb}` failed: {(result.stderr or result.stdout).strip()}")
+    return result.stdout
 
 
 def unpack(debs: list[pathlib.Path], root: pathlib.Path) -> None:
@@ -127,19 +139,35 @@ def unpack(debs: list[pathlib.Path], root: pathlib.Path) -> None:
                 path.symlink_to(os.path.relpath(target, path.parent))
 
 
+def sha256_of(folder: pathlib.Path) -> str:
+    """The sha256 of the names and contents of all files below `folder`."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        digest.update(f"{path.relative_to(folder)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
 def main(argv: list[str]) -> int:
-    """`debian.py SUITE PACKAGE FOLDER`: unpacks one package below FOLDER/unpacked."""
-    if len(argv) != 4:
-        print("usage: debian.py SUITE PACKAGE FOLDER", file=sys.stderr)
+    """`debian.py SUITE PACKAGE VERSION SHA256 FOLDER`: unpacks the headers of one package, FOLDER/unpacked/usr/include.
+
+    A new revision of the package, with the same headers, has the same SHA256.
+    """
+    if len(argv) != 6:
+        print("usage: debian.py SUITE PACKAGE VERSION SHA256 FOLDER", file=sys.stderr)
         return 2
-    suite, package, folder = argv[1], argv[2], pathlib.Path(argv[3]).absolute()
+    suite, package, version, expected = argv[1:5]
+    folder = pathlib.Path(argv[5]).absolute()
     try:
-        debs = download([package], suite, folder / "apt", with_dependencies=False)
+        debs = download({package: version}, suite, folder / "apt", with_dependencies=False)
     except DebianUnavailable as error:
         print(f"cannot get Debian's {package} ({suite}): {error}", file=sys.stderr)
         return 1
     unpack(debs, folder / "unpacked")
     shutil.rmtree(folder / "apt")
+    found = sha256_of(folder / "unpacked/usr/include")
+    if found != expected:
+        print(f"headers of {package} ({suite}) must have sha256 {expected}, but have {found}", file=sys.stderr)
+        return 1
     return 0
 
 

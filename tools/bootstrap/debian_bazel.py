@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 import debian
 
 SUITE = "forky"
-PACKAGES = ["bazel-bootstrap", "openjdk-25-jre-headless"]
+PACKAGES = ("bazel-bootstrap", "openjdk-25-jre-headless")
 # Dependencies that only serve compiling, configuring a system, or documentation.
 NOT_NEEDED = (
     "build-essential",
@@ -117,7 +117,8 @@ def _install(staging: pathlib.Path, prefix: pathlib.Path, version: str, say: Cal
         say(f"[{number}/{_STEPS}] {text}")
 
     step(1, f"downloading {' and '.join(PACKAGES)} of Debian {SUITE} (about 200 MB)")
-    debs = debian.download(PACKAGES, SUITE, staging / "apt", taken_as_installed=NOT_NEEDED)
+    versions = {name: version if name == "bazel-bootstrap" else "" for name in PACKAGES}
+    debs = debian.download(versions, SUITE, staging / "apt", taken_as_installed=NOT_NEEDED)
     step(2, f"unpacking {len(debs)} packages")
     root = staging / "root"
     debian.unpack(debs, root)
@@ -130,8 +131,6 @@ def _install(staging: pathlib.Path, prefix: pathlib.Path, version: str, say: Cal
     root.rename(prefix)  # The programs name their interpreter by its final place.
     shutil.rmtree(staging)
     result = subprocess.run([*command(prefix), "--version"], cwd="/", capture_output=True, text=True, check=True)
-    if version not in result.stdout:
-        raise CannotInstall(f"Debian {SUITE} now carries {result.stdout.strip()!r}, this repository needs {version}")
     (prefix / _DONE).write_text(result.stdout)
 
 
