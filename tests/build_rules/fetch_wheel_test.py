@@ -109,7 +109,7 @@ def test_pip_is_asked_by_name_and_version_and_given_no_address(fetch, pip):
 def test_a_wheel_for_another_python_fails_before_pip_is_asked(fetch, pip):
     result = fetch(served(pip), wheel="small-1.0-cp36-cp36m-manylinux_2_28_x86_64.whl")
     assert result.returncode == 1
-    for words in ("small 1.0", "for Python 3.6", sys.version.split()[0], "first on PATH"):
+    for words in ("small 1.0", "for Python 3.6", sys.version.split()[0], "so that it is on PATH"):
         assert words in result.stderr
     assert not (pip / "arguments").exists()
 

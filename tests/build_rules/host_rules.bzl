@@ -7,6 +7,7 @@ load("//third_party/python:python.bzl", "host_python_impl", "python_headers_impl
 _HOSTS = {
     "aarch64": {"arch": "aarch64"},
     "debian_12": {},
+    "debian_12_with_python3_dev": {"has_multiarch": True},
     "debian_12_without_headers": {"has_headers": False},
     "fedora_python_3_13": {"debian_error": "apt-get is not on PATH", "version": "3.13"},
     "fedora_python_3_13_without_headers": {
@@ -16,7 +17,8 @@ _HOSTS = {
     },
     "macos": {"arch": "aarch64", "os": "mac os x"},
     "ubuntu_python_3_11": {"debian_error": "no Debian keyring"},
-    "ubuntu_python_3_12": {"debian_error": "no Debian keyring", "version": "3.12"},
+    "ubuntu_python_3_11_and_3_12": {"debian_error": "no Debian keyring", "newer_headers": "/usr/include/python3.12"},
+    "ubuntu_python_3_12": {"debian_error": "no Debian keyring", "has_multiarch": True, "version": "3.12"},
     "ubuntu_python_3_12_without_headers": {
         "debian_error": "no Debian keyring",
         "has_headers": False,
@@ -27,9 +29,32 @@ _HOSTS = {
 def _nothing(*_args, **_kwargs):
     return None
 
+_DEBIAN_12 = {
+    "arch": "amd64",
+    "debian_error": "",
+    "has_headers": True,
+    "has_multiarch": False,
+    "newer_headers": "",
+    "os": "linux",
+    "version": "3.11",
+}
+
+def _path_on(host, path):
+    """A stand-in for a path; one folder above it is enough."""
+    folder, _, basename = path.rpartition("/")
+    return struct(
+        basename = basename,
+        dirname = struct(get_child = lambda name: struct(
+            exists = host["has_multiarch"],
+            text = folder + "/" + name,
+        )),
+        exists = host["has_headers"],
+        text = path,
+    )
+
 def _context(host, abi, calls):
     """A repository context on one of _HOSTS; what it links, runs and writes goes to the list `calls`."""
-    host = {"arch": "amd64", "debian_error": "", "has_headers": True, "os": "linux", "version": "3.11"} | _HOSTS[host]
+    host = _DEBIAN_12 | _HOSTS[host]
 
     def execute(command, **_kwargs):
         calls.append(["execute"] + [word for word in command if type(word) == "string"])
@@ -41,10 +66,12 @@ def _context(host, abi, calls):
         execute = execute,
         file = lambda path, content: calls.append(["file", path, content]),
         os = struct(arch = host["arch"], name = host["os"]),
-        path = lambda path: struct(exists = host["has_headers"]),
-        read = lambda _: "/usr/bin/python\n{}\n/usr/include/python\n".format(host["version"]),
+        path = lambda path: _path_on(host, path),
+        read = lambda file: host["newer_headers"] if str(file).endswith(":newer_headers") else (
+            "/usr/bin/python\n{0}\n/usr/include/python{0}\n".format(host["version"])
+        ),
         report_progress = _nothing,
-        symlink = lambda target, link: calls.append(["symlink", target, link]),
+        symlink = lambda target, link: calls.append(["symlink", getattr(target, "text", target), link]),
     )
 
 def _on_host_impl(ctx):
@@ -58,34 +85,46 @@ on_host = rule(
     attrs = {"abi": attr.string(), "host": attr.string(mandatory = True, values = _HOSTS.keys())},
 )
 
+def _linked(version, multiarch = False):
+    links = [["symlink", "/usr/include/python" + version, "headers/include"]]
+    if multiarch:
+        folder = "x86_64-linux-gnu/python" + version
+        links.append(["symlink", "/usr/include/" + folder, "headers/" + folder])
+    return links
+
+def _unpacked(suite, version):
+    return ["execute", "/usr/bin/python", "-B", suite, "libpython{}-dev".format(version)]
+
 def _host_headers_test_impl(_ctx):
-    linked = ["symlink", "/usr/include/python", "headers/include"]
-    unpack = ["execute", "/usr/bin/python", "-B"]
     problems = []
     for host, abi, expected in [
-        ("debian_12", "host", linked),
-        ("debian_12", "abi3", unpack + ["trixie", "libpython3.13-dev"]),
-        ("debian_12_without_headers", "host", unpack + ["bookworm", "libpython3.11-dev"]),
-        ("fedora_python_3_13", "host", linked),
-        ("fedora_python_3_13", "abi3", linked),
-        ("ubuntu_python_3_11", "host", linked),
-        ("ubuntu_python_3_12", "host", linked),
-        ("ubuntu_python_3_12", "abi3", linked),
+        ("debian_12", "host", _linked("3.11")),
+        ("debian_12", "abi3", [_unpacked("trixie", "3.13")]),
+        ("debian_12_with_python3_dev", "host", _linked("3.11", multiarch = True)),
+        ("debian_12_without_headers", "host", [_unpacked("bookworm", "3.11")]),
+        ("fedora_python_3_13", "host", _linked("3.13")),
+        ("fedora_python_3_13", "abi3", _linked("3.13")),
+        ("ubuntu_python_3_11", "host", _linked("3.11")),
+        ("ubuntu_python_3_11_and_3_12", "abi3", [_unpacked("trixie", "3.13")] + _linked("3.12")),
+        ("ubuntu_python_3_12", "host", _linked("3.12", multiarch = True)),
+        ("ubuntu_python_3_12", "abi3", _linked("3.12", multiarch = True)),
     ]:
         calls = []
         python_headers_impl(_context(host, abi, calls))
         build = calls[-1][2]
 
         # Versions and hashes of packages are in python.bzl alone.
-        if [call[:5] for call in calls[:-1]] != [expected]:
+        if [call[:5] for call in calls[:-1]] != expected:
             problems.append("{} {}: {}".format(host, abi, calls))
+        if ("\"headers\"]" in build) != (len(expected) == 2 and expected[0][0] == "symlink"):
+            problems.append("{} {}: {}".format(host, abi, build))
         if ("Py_LIMITED_API=0x030C0000" in build) != (abi == "abi3"):
             problems.append("{} {}: {}".format(host, abi, build))
     return [AnalysisTestResultInfo(success = not problems, message = "\n".join(problems))]
 
 host_headers_test = rule(
     implementation = _host_headers_test_impl,
-    doc = "Headers are the host's where they fit, else Debian's.",
+    doc = "Headers are the host's where they fit, else Debian's, else those of a newer Python on PATH.",
     analysis_test = True,
 )
 
@@ -108,10 +147,9 @@ def _reads_of_wheel_tree(package):
         execute = lambda *_args, **_kwargs: struct(return_code = 0, stderr = ""),
         file = _nothing,
         name = package,
-        path = lambda path: path,
+        path = lambda path: struct(dirname = struct(get_child = lambda name: name)),
         read = lambda label: reads.append(str(label)),
         report_progress = _nothing,
-        which = lambda name: name,
     ))
     return reads
 

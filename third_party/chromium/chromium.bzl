@@ -1,12 +1,11 @@
 """A headless Chromium for tests, out of Debian's packages."""
 
+load("//third_party/python:python.bzl", "host_python_of")
+
 def _headless_chromium_impl(ctx):
-    python = ctx.which("python3")
-    if not python:
-        fail("python3 is not on PATH; install Python 3.11 with pip, then run again")
     ctx.report_progress("fetching headless Chromium from Debian (about 106 MB)")
     result = ctx.execute(
-        [python, "-B", ctx.path(ctx.attr._fetch_chromium), "tree"],
+        [host_python_of(ctx), "-B", ctx.path(ctx.attr._fetch_chromium), "tree"],
         environment = {"PYTHONPATH": str(ctx.path(ctx.attr._debian).dirname)},
         timeout = 1800,
     )

@@ -26,8 +26,8 @@ def check_interpreter(name: str, version: str, locked: dict[str, str]) -> None:
         return  # pure Python, the stable ABI, or this version
     wanted = ", ".join(sorted({f"3.{python[3:]}" for python, _ in tags}))
     sys.exit(
-        f"{name} {version}: the locked wheel is for Python {wanted}, but python3 on PATH is "
-        f"{sys.version.split()[0]} ({sys.executable}); put such a Python first on PATH, then run again"
+        f"{name} {version}: the locked wheel is for Python {wanted}, but the build uses Python "
+        f"{sys.version.split()[0]} ({sys.executable}); install Python {wanted} with pip, so that it is on PATH"
     )
 
 

@@ -1,5 +1,6 @@
 """Repositories out of wheels that pip fetches by name, version and sha256 (lock.bzl)."""
 
+load("//third_party/python:python.bzl", "host_python_of")
 load(":lock.bzl", "WHEELS")
 
 def _is_for_one_python(file):
@@ -13,9 +14,7 @@ def wheel_tree_impl(ctx):
     Args:
       ctx: the repository's context.
     """
-    python = ctx.which("python3")
-    if not python:
-        fail("python3 is not on PATH; install Python 3.11 with pip, then run again")
+    python = host_python_of(ctx)
     for name in ctx.attr.packages:
         if name not in WHEELS:
             fail("{} is not in //third_party/pypi:lock.bzl; add it to requirements.txt and run `./bazelw run //third_party/pypi:refresh`".format(name))

