@@ -18,6 +18,8 @@ import pytest
 _FILES = (
     ".bazelversion",
     "bazelw",
+    "third_party/python/find_python.py",
+    "third_party/python/probe.py",
     "tools/bootstrap/bazelw.py",
     "tools/bootstrap/debian.py",
     "tools/bootstrap/debian_bazel.py",
@@ -50,12 +52,15 @@ class Checkout:
         path.chmod(0o755)
         return path
 
-    def start(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def start(
+        self, *arguments: str, cwd: pathlib.Path | None = None, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [str(self.root / "bazelw"), *arguments],
             capture_output=True,
             text=True,
             check=False,
+            cwd=cwd,
             env={
                 "PATH": str(self.bin),
                 "HOME": str(self.cache.parent),
@@ -100,6 +105,15 @@ def test_bazel_of_another_version_is_left_alone_and_said_so(checkout, version):
     assert result.stdout == ""
     assert f"{bazel} is version" in result.stderr
     assert "not 7.x; it is left alone" in result.stderr
+
+
+def test_bazelisk_that_is_called_bazel_chooses_by_the_version_file_of_the_folder(checkout):
+    bazelisk = checkout.add_program("bazel")
+    text = bazelisk.read_text().replace('echo "bazel 7.7.1"', 'read -r version <.bazelversion && echo "bazel $version"')
+    assert ".bazelversion" in text
+    bazelisk.write_text(text)
+    result = checkout.start("build", cwd=checkout.root)
+    assert result.stdout.splitlines()[0] == "bazel", result.stderr
 
 
 def test_without_bazel_and_apt_one_sentence_says_what_to_install(checkout):
@@ -171,9 +185,22 @@ def test_another_machine_is_refused_before_anything_is_made(bazelw, monkeypatch,
     monkeypatch.setattr(bazelw, "find_bazel", lambda _: pytest.fail("nothing may be looked for or set up"))
     with pytest.raises(SystemExit) as caught:
         bazelw.main(["build", "//:wheel"])
-    assert "is built on x86-64 Linux" in str(caught.value)
-    assert f"this machine is {' '.join(machine)}; build there, and copy the wheel" in str(caught.value)
+    message = str(caught.value)
+    assert "is built on x86-64 Linux" in message and "\n" not in message
+    assert f"this machine is {' '.join(machine)}; build there, or here by `docker run " in message
     assert not checkout.cache.exists()
+
+
+@pytest.mark.parametrize("libc", [("musl", "1.2.5"), ("", "")])
+def test_linux_without_glibc_is_refused(bazelw, monkeypatch, libc):
+    monkeypatch.setattr(platform, "libc_ver", lambda: libc)
+    with pytest.raises(SystemExit, match="this machine is Linux x86_64 without glibc; build there, or here by"):
+        bazelw.main(["build", "//:wheel"])
+
+
+def test_the_documented_docker_line_is_the_one_that_is_printed(bazelw):
+    page = pathlib.Path("docs/wheels.md").read_text()
+    assert bazelw.DOCKER in page.replace(" \\\n    ", " ")
 
 
 @pytest.fixture

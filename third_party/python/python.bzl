@@ -43,7 +43,8 @@ def host_python_impl(ctx):
     # Every build asks for this repository first, before anything is downloaded.
     if ctx.os.name != "linux" or ctx.os.arch not in ("amd64", "x86_64"):
         fail(("Stoneware is built on x86-64 Linux, for which its compilers are locked, but this machine is {} {}; " +
-              "build there, and copy the wheel or gpu_check.pyz to where it runs").format(ctx.os.name, ctx.os.arch))
+              "build there, or by the `docker run` line of docs/wheels.md, and copy the wheel or gpu_check.pyz to " +
+              "where it runs").format(ctx.os.name, ctx.os.arch))
     python = ctx.which("python3")
     if not python:
         fail("python3 is not on PATH; install Python 3.11 with pip, then run again")

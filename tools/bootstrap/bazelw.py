@@ -21,6 +21,11 @@ import debian_bazel
 WORKSPACE = pathlib.Path(__file__).resolve().parents[2]
 VERSION = (WORKSPACE / ".bazelversion").read_text().strip()
 MAJOR = VERSION.split(".")[0]
+# On systems that this build does not run on: Debian 12 with Python 3.11 and pip.
+DOCKER = (
+    'docker run --rm --platform linux/amd64 -v "$PWD:/stoneware" -w /stoneware python:3.11-bookworm '
+    'sh -c "./bazelw build //:wheel && cp bazel-bin/*.whl ."'
+)
 # Bazel drops the oldest entries of the disk cache beyond this size.
 DISK_CACHE_MAX_SIZE = "10G"
 
@@ -58,18 +63,28 @@ def cache_folder() -> pathlib.Path:
 def check_machine() -> None:
     """Exits on a machine for which the build has no compilers, before anything is downloaded."""
     system, machine = platform.system(), platform.machine()
-    if (system, machine) != ("Linux", "x86_64"):
+    if (system, machine) != ("Linux", "x86_64") or not is_glibc():
+        libc = "" if system != "Linux" or is_glibc() else " without glibc"
         sys.exit(
-            f"bazelw: Stoneware is built on x86-64 Linux, for which its compilers are locked, but this machine is "
-            f"{system} {machine}; build there, and copy the wheel or gpu_check.pyz to where it runs."
+            f"bazelw: Stoneware is built on x86-64 Linux with glibc, for which its compilers are locked, but this "
+            f"machine is {system} {machine}{libc}; build there, or here by `{DOCKER}`, and copy the wheel to where "
+            "it runs."
         )
 
 
+def is_glibc() -> bool:
+    """Whether this Linux has glibc, not musl (Alpine), for which pip's wheels are others."""
+    return platform.libc_ver()[0] == "glibc"
+
+
 def version_of(bazel: str) -> str:
-    """What `bazel --version` says ("7.7.1"), or an empty string if it does not run."""
+    """What `bazel --version` says ("7.7.1"), or an empty string if it does not run.
+
+    It runs in this folder: a bazelisk that is called `bazel` reads .bazelversion, and may download that Bazel first.
+    """
     try:
         result = subprocess.run(
-            [bazel, "--version"], cwd="/", capture_output=True, text=True, errors="replace", check=False, timeout=60
+            [bazel, "--version"], capture_output=True, text=True, errors="replace", check=False, timeout=600
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
@@ -97,8 +112,8 @@ def find_bazel(cache: pathlib.Path) -> tuple[list[str], list[str]]:
         prefix = debian_bazel.install(cache / f"bazel-{VERSION}", VERSION, say)
     except debian_bazel.CannotInstall as error:
         sys.exit(
-            f"bazelw: no Bazel {MAJOR} here and none could be set up ({error}); install bazelisk, or "
-            f"Bazel {VERSION}, so that it is on PATH, or point $BAZEL at it."
+            f"bazelw: no Bazel {MAJOR} here and none could be set up ({error}); install bazelisk (npm has it: "
+            f"@bazel/bazelisk), or Bazel {VERSION}, so that it is on PATH, or point $BAZEL at it."
         )
     return debian_bazel.command(prefix), debian_bazel.rc_lines(prefix)
 
