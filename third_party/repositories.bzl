@@ -67,6 +67,8 @@ def stoneware_repositories():
         "accelerate",
         "ast-serialize",
         "auditwheel",
+        "beartype",
+        "boolean-py",
         "clang-format",
         "click",
         "contourpy",
@@ -87,6 +89,7 @@ def stoneware_repositories():
         "jinja2",
         "kiwisolver",
         "librt",
+        "license-expression",
         "markupsafe",
         "matplotlib",
         "mpmath",
@@ -106,6 +109,7 @@ def stoneware_repositories():
         "ruff",
         "safetensors",
         "sortedcontainers",
+        "spdx-tools",
         "sympy",
         "tokenizers",
         "torch",
@@ -115,6 +119,7 @@ def stoneware_repositories():
         "truststore",
         "typing-extensions",
         "tzdata",
+        "uritools",
         "wheel",
     ])
 

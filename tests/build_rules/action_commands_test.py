@@ -41,6 +41,7 @@ _PROGRAMS = {
     # Offered for py_binary targets, not run: .bazelrc sets --nobuild_python_zip.
     "PythonZipper": r"external/bazel_tools/tools/zip/\S*zipper",
     "PythonWheel": r"bazel-out/[\w.-]+/bin/tools/build_rules/private/write_wheel",
+    "SpdxSbom": r"bazel-out/[\w.-]+/bin/tools/release/write_sbom",
     "TileMatmul": _NVCC_WRAPPER,
     "TileMatmulSource": r"bazel-out/[\w.-]+/bin/tools/tile_matmul/tile_matmul",
     "TritonAot": r"bazel-out/[\w.-]+/bin/tools/triton_aot/triton_aot",

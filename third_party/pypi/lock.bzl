@@ -20,6 +20,12 @@ WHEELS = {
     "auditwheel": ("6.8.2", {
         "auditwheel-6.8.2-py3-none-any.whl": "05fd2dd4b743217cd5f66066adc95b03a079424b1f0a878ad1e40fe2cdea4704",
     }),
+    "beartype": ("0.23.1", {
+        "beartype-0.23.1-py3-none-any.whl": "4461b4dc57e3fdd6c8a8464b22cf118002eea107c33e9fef651c69068ab3cce3",
+    }),
+    "boolean-py": ("5.0", {
+        "boolean_py-5.0-py3-none-any.whl": "ef28a70bd43115208441b53a045d1549e2f0ec6e3d08a9d142cbc41c1938e8d9",
+    }),
     "clang-format": ("23.1.5", {
         "clang_format-23.1.5-py2.py3-none-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl": "d97ce49911ba8c89ef3f3c0735a9c7818e4780ab4812c67d1c5fcd829d16ae52",
     }),
@@ -85,6 +91,9 @@ WHEELS = {
     }),
     "librt": ("0.17.0", {
         "librt-0.17.0-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.manylinux_2_28_x86_64.whl": "598c5455f07fc182a926b88e63776c49dc4cf47465c998cbc6ba1f010b875b51",
+    }),
+    "license-expression": ("30.4.4", {
+        "license_expression-30.4.4-py3-none-any.whl": "421788fdcadb41f049d2dc934ce666626265aeccefddd25e162a26f23bcbf8a4",
     }),
     "markdown-it-py": ("4.3.0", {
         "markdown_it_py-4.3.0-py3-none-any.whl": "7aa1511a46c39138de78d9eba92ce47e63124d8003fc98b3a351909e04239efa",
@@ -155,6 +164,9 @@ WHEELS = {
     "pluggy": ("1.7.0", {
         "pluggy-1.7.0-py3-none-any.whl": "7dd7b0d8832ba3cb632c306926ded123429211b83641b35dc5c41ad2d34f9bec",
     }),
+    "ply": ("3.11", {
+        "ply-3.11-py2.py3-none-any.whl": "096f9b8350b65ebd2fd1346b12452efe5b9607f7482813ffca50c22722a807ce",
+    }),
     "psutil": ("7.2.2", {
         "psutil-7.2.2-cp36-abi3-manylinux2010_x86_64.manylinux_2_12_x86_64.manylinux_2_28_x86_64.whl": "076a2d2f923fd4821644f5ba89f059523da90dc9014e85f8e45a5774ca5bc6f9",
     }),
@@ -176,6 +188,9 @@ WHEELS = {
     "pyyaml": ("6.0.4", {
         "pyyaml-6.0.4-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.manylinux_2_28_x86_64.whl": "622aa875fa6533f25fedcffe23079357d65a690d462200afed5d8e9d0e01ebee",
     }),
+    "rdflib": ("7.6.0", {
+        "rdflib-7.6.0-py3-none-any.whl": "30c0a3ebf4c0e09215f066be7246794b6492e054e782d7ac2a34c9f70a15e0dd",
+    }),
     "regex": ("2026.11.19", {
         "regex-2026.11.19-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.manylinux_2_28_x86_64.whl": "86d3b2ea69b3c56df3e8ddbac6cd98eaf5a8c5b5e7e006897ebdf7a28d6818e6",
     }),
@@ -188,6 +203,9 @@ WHEELS = {
     "safetensors": ("0.8.0", {
         "safetensors-0.8.0-cp310-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64.whl": "fd6f3f93c9a0a7cc2788ee63fb763353d4bd2e89b0751bc78fcf7dda00bea774",
     }),
+    "semantic-version": ("2.10.0", {
+        "semantic_version-2.10.0-py2.py3-none-any.whl": "de78a3b8e0feda74cabc54aab2da702113e33ac9d9eb9d2389bcf1f58b7d9177",
+    }),
     "setuptools": ("84.2.1", {
         "setuptools-84.2.1-py3-none-any.whl": "ca140b45d5325a9478f880e351484f62fef15f336462e449ca0c03c873d589c2",
     }),
@@ -196,6 +214,9 @@ WHEELS = {
     }),
     "sortedcontainers": ("2.4.0", {
         "sortedcontainers-2.4.0-py2.py3-none-any.whl": "a163dcaede0f1c021485e957a39245190e74249897e2ae4b2aa38595db237ee0",
+    }),
+    "spdx-tools": ("0.8.5", {
+        "spdx_tools-0.8.5-py3-none-any.whl": "7c2d5865941be9d2e898f5b084e8d5422dd298dc5a29320ddb198fec304f59c4",
     }),
     "sympy": ("1.14.0", {
         "sympy-1.14.0-py3-none-any.whl": "e091cc3e99d2141a0ba2847328f5479b05d94a6635cb96148ccb3f34671bd8f5",
@@ -229,8 +250,14 @@ WHEELS = {
     "tzdata": ("2026.6", {
         "tzdata-2026.6-py2.py3-none-any.whl": "0a10eec6e13ef16b627fabed9a5f2ba61a62b1c67f327305f4e7e412a70b4aec",
     }),
+    "uritools": ("6.1.5", {
+        "uritools-6.1.5-py3-none-any.whl": "6cc6b29458d7df933c8fcebafe766442265742875c339711986c8f6d639f8909",
+    }),
     "wheel": ("0.48.0", {
         "wheel-0.48.0-py3-none-any.whl": "3217dcc807155e45db462d7ef2431f5ddda0d7273b700d05a67b271ceb1287ab",
+    }),
+    "xmltodict": ("1.0.4", {
+        "xmltodict-1.0.4-py3-none-any.whl": "a4a00d300b0e1c59fc2bfccb53d7b2e88c32f200df138a0dd2229f842497026a",
     }),
     "ziglang": ("0.13.0", {
         "ziglang-0.13.0-py3-none-manylinux_2_12_x86_64.manylinux2010_x86_64.musllinux_1_1_x86_64.whl": "3ce0c9f16547e5d61b32e0d226926e9a2552ef4b91fccf7ab5ea1a623a77824b",

@@ -78,6 +78,8 @@ def _python_wheel_impl(ctx):
     info = "{}-{}.dist-info".format(ctx.attr.distribution, ctx.attr.version)
     for path, file in licenses.items():
         put("{}/licenses/{}".format(info, path), file)
+    for target, name in ctx.attr.sboms.items():
+        put("{}/sboms/{}".format(info, name), target.files.to_list()[0])
 
     listing = ctx.actions.declare_file(ctx.label.name + ".contents.json")
     ctx.actions.write(listing, json.encode({path: file.path for path, file in contents.items()}))
@@ -153,6 +155,10 @@ python_wheel_rule = rule(
         ),
         "readme": attr.label(mandatory = True, allow_single_file = True, doc = "the long description, in Markdown"),
         "requires": attr.string_list(doc = "requirements, as pip spells them"),
+        "sboms": attr.label_keyed_string_dict(
+            allow_files = True,
+            doc = "software bills of materials: file name in .dist-info/sboms (PEP 770)",
+        ),
         "srcs": attr.label_list(allow_files = True, doc = "Python sources and files next to them"),
         "strip_prefix": attr.string(doc = "the folder of this repository above the packages"),
         "summary": attr.string(mandatory = True, doc = "one line that describes it"),
