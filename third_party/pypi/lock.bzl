@@ -2,6 +2,12 @@
 
 # name: (version, {file name: sha256})
 WHEELS = {
+    "abi3audit": ("0.0.26", {
+        "abi3audit-0.0.26-py3-none-any.whl": "b94b774984e50ec03481c1dda88c48079f6baec870b263bf7f5e7415feb8802d",
+    }),
+    "abi3info": ("2026.9.25", {
+        "abi3info-2026.9.25-py3-none-any.whl": "d5cbf46f358a4e0cafa171572adb67e5dce14a1b316e3c9f577234dbafcd5214",
+    }),
     "absl-py": ("2.5.1", {
         "absl_py-2.5.1-py3-none-any.whl": "721200f2f0e9960f2ca9dc3a2a706b201f5f75d812c158f059cbbe29eeafbdb8",
     }),
@@ -17,6 +23,9 @@ WHEELS = {
     "ast-serialize": ("0.13.1", {
         "ast_serialize-0.13.1-cp39-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64.whl": "9f99786e0d62082a5b121b3437f3167562133711df22128de1e9886f57f0b226",
     }),
+    "attrs": ("26.1.0", {
+        "attrs-26.1.0-py3-none-any.whl": "c647aa4a12dfbad9333ca4e71fe62ddc36f4e63b2d260a37a8b83d2f043ac309",
+    }),
     "auditwheel": ("6.8.2", {
         "auditwheel-6.8.2-py3-none-any.whl": "05fd2dd4b743217cd5f66066adc95b03a079424b1f0a878ad1e40fe2cdea4704",
     }),
@@ -25,6 +34,15 @@ WHEELS = {
     }),
     "boolean-py": ("5.0", {
         "boolean_py-5.0-py3-none-any.whl": "ef28a70bd43115208441b53a045d1549e2f0ec6e3d08a9d142cbc41c1938e8d9",
+    }),
+    "cattrs": ("26.2.1", {
+        "cattrs-26.2.1-py3-none-any.whl": "a12aaa3453dc8f633a815293179f08b7421ed18d2575c459c3c736f840beac24",
+    }),
+    "certifi": ("2026.10.19.post1", {
+        "certifi-2026.10.19.post1-py3-none-any.whl": "1324c476b4811eff41a8bc2122cd0bbd4d9c7234c725446d99ab1612b3a7fdd2",
+    }),
+    "charset-normalizer": ("3.5.3", {
+        "charset_normalizer-3.5.3-cp311-cp311-manylinux1_x86_64.manylinux_2_28_x86_64.manylinux_2_5_x86_64.whl": "2a6f937e0b70133d1f826d0a253331b6fe1a4c874808cc12e16f2fb8177042f4",
     }),
     "clang-format": ("23.1.5", {
         "clang_format-23.1.5-py2.py3-none-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl": "d97ce49911ba8c89ef3f3c0735a9c7818e4780ab4812c67d1c5fcd829d16ae52",
@@ -85,6 +103,9 @@ WHEELS = {
     }),
     "jinja2": ("3.1.6", {
         "jinja2-3.1.6-py3-none-any.whl": "85ece4451f492d0c13c5dd7c13a64681a86afae63a5f347908daf103ce6d2f67",
+    }),
+    "kaitaistruct": ("0.11", {
+        "kaitaistruct-0.11-py2.py3-none-any.whl": "5c6ce79177b4e193a577ecd359e26516d1d6d000a0bffd6e1010f2a46a62a561",
     }),
     "kiwisolver": ("1.5.1", {
         "kiwisolver-1.5.1-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.whl": "95a02752aa032eef4aed01cda6d9b687c669bd0396bf4519eef8bba22a286720",
@@ -158,8 +179,14 @@ WHEELS = {
     "pathspec": ("1.1.1", {
         "pathspec-1.1.1-py3-none-any.whl": "a00ce642f577bf7f473932318056212bc4f8bfdf53128c78bbd5af0b9b20b189",
     }),
+    "pefile": ("2024.8.26", {
+        "pefile-2024.8.26-py3-none-any.whl": "76f8b485dcd3b1bb8166f1128d395fa3d87af26360c2358fb75b80019b957c6f",
+    }),
     "pillow": ("13.0.0", {
         "pillow-13.0.0-cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl": "a625df9a2a5597fa5e5266e01aefc82604bb85d291e3547981e863560d75da6c",
+    }),
+    "platformdirs": ("4.14.8", {
+        "platformdirs-4.14.8-py3-none-any.whl": "1e34af590de4d978631b751eb2202f2fee4497537a17c1720b12fcf57b331392",
     }),
     "pluggy": ("1.7.0", {
         "pluggy-1.7.0-py3-none-any.whl": "7dd7b0d8832ba3cb632c306926ded123429211b83641b35dc5c41ad2d34f9bec",
@@ -193,6 +220,12 @@ WHEELS = {
     }),
     "regex": ("2026.11.19", {
         "regex-2026.11.19-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.manylinux_2_28_x86_64.whl": "86d3b2ea69b3c56df3e8ddbac6cd98eaf5a8c5b5e7e006897ebdf7a28d6818e6",
+    }),
+    "requests": ("2.34.2", {
+        "requests-2.34.2-py3-none-any.whl": "2a0d60c172f83ac6ab31e4554906c0f3b3588d37b5cb939b1c061f4907e278e0",
+    }),
+    "requests-cache": ("1.3.3", {
+        "requests_cache-1.3.3-py3-none-any.whl": "c8df20ff874ebfc026959e3874e6c12bd6724934cdb10925915908453d4b17e4",
     }),
     "rich": ("15.0.0", {
         "rich-15.0.0-py3-none-any.whl": "33bd4ef74232fb73fe9279a257718407f169c09b78a87ad3d296f548e27de0bb",
@@ -252,6 +285,12 @@ WHEELS = {
     }),
     "uritools": ("6.1.5", {
         "uritools-6.1.5-py3-none-any.whl": "6cc6b29458d7df933c8fcebafe766442265742875c339711986c8f6d639f8909",
+    }),
+    "url-normalize": ("3.1.0", {
+        "url_normalize-3.1.0-py3-none-any.whl": "34c386c6b2dbde760eaaaa8542dc29995c75f2baf94acceee18e5b6b29579469",
+    }),
+    "urllib3": ("2.8.0", {
+        "urllib3-2.8.0-py3-none-any.whl": "0cf3cae568d36aa9576b28dfb35f11328f1cb974ca7647d9475ebb86c75ac6e3",
     }),
     "wheel": ("0.48.0", {
         "wheel-0.48.0-py3-none-any.whl": "3217dcc807155e45db462d7ef2431f5ddda0d7273b700d05a67b271ceb1287ab",
