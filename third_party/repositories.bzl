@@ -133,6 +133,7 @@ def stoneware_repositories():
         "uritools",
         "url-normalize",
         "urllib3",
+        "waitress",
         "wheel",
     ])
 

@@ -292,6 +292,9 @@ WHEELS = {
     "urllib3": ("2.8.0", {
         "urllib3-2.8.0-py3-none-any.whl": "0cf3cae568d36aa9576b28dfb35f11328f1cb974ca7647d9475ebb86c75ac6e3",
     }),
+    "waitress": ("3.0.2", {
+        "waitress-3.0.2-py3-none-any.whl": "c56d67fd6e87c2ee598b76abdd4e96cfad1f24cacdea5078d382b1f9d7b5ed2e",
+    }),
     "wheel": ("0.48.0", {
         "wheel-0.48.0-py3-none-any.whl": "3217dcc807155e45db462d7ef2431f5ddda0d7273b700d05a67b271ceb1287ab",
     }),
