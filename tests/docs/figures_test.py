@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from typing import Any
 
 import pytest
 from markdown_pages import ROOT, pages, text
 from quoted_figures import citations
 
+import stoneware
 from stoneware.report import document, sources
 
 _CITATIONS = [citation for page in pages() for citation in citations(page, text(page))]
@@ -71,3 +73,10 @@ def test_a_figure_that_differs_fails(page, old, new, message):
     [citation] = citations("x.md", page.replace(old, new))
     with pytest.raises(AssertionError, match=message):
         citation.check(_ROWS)
+
+
+def test_the_changelog_has_the_version_of_the_wheel():
+    version = stoneware.__version__.partition("+")[0]
+    assert re.search(rf"^## \[{re.escape(version)}\]", text("CHANGELOG.md"), re.MULTILINE), (
+        f"CHANGELOG.md must have a heading of version {version}; add `## [{version}] - DATE`"
+    )
