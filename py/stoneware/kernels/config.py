@@ -83,7 +83,8 @@ class Config:
 
     def to_json(self) -> dict[str, str | int]:
         """Returns every field, for `json.dumps`; `from_json` gives the same config back."""
-        return dict(self.__dict__)
+        # Not a copy of __dict__, which Dynamo of torch 2.11 cannot trace.
+        return {name: getattr(self, name) for name in _TYPES}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Config:

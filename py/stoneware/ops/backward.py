@@ -75,7 +75,16 @@ class _AutogradCall(torch.autograd.Function):
 
 
 apply: Callable[..., torch.Tensor] = _AutogradCall.apply
-_apply_at_one_level = super(torch.autograd.Function, _AutogradCall).apply
+
+
+class _AutogradCallAtOneLevel(torch.autograd.function._SingleLevelFunction):
+    """The same for one of the nested transforms of torch.func: torch.autograd.Function refuses to run under them."""
+
+    forward = _AutogradCall.forward
+    backward = _AutogradCall.backward
+
+
+_apply_at_one_level = _AutogradCallAtOneLevel.apply  # type: ignore[attr-defined]  # torch's stubs lack it
 
 
 def rule_of(spec: OpSpec) -> Rule:
@@ -98,7 +107,7 @@ def apply_below_autograd(
 
     # The dispatcher has come to one of the nested transforms, and `below` leads to the next one,
     # which may be a gradient too: so the function is of this level alone, and leaves gradients on.
-    from torch._functorch.autograd_function import enable_single_level_autograd_function
+    from torch._functorch.utils import enable_single_level_autograd_function
 
     def at_next_level(*arguments: Any) -> torch.Tensor:
         with torch.enable_grad():
