@@ -6,7 +6,8 @@ The classes here are for what changing an argument cannot fix.
 
 from __future__ import annotations
 
-TORCH_REQUIREMENT = "torch>=2.11"
+MINIMUM_TORCH = (2, 11)
+TORCH_REQUIREMENT = "torch>=" + ".".join(map(str, MINIMUM_TORCH))
 
 LONGEST_VALUE = 500
 """Characters of a value in a message; a path and a config fit."""

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from stoneware.runtime import torch_interface
+
+torch_interface.check(torch)
+
 DTYPE_NAMES = {
     torch.float8_e4m3fn: "e4m3",
     torch.float8_e5m2: "e5m2",
