@@ -13,9 +13,10 @@ SIZES = {
 }  # fmt: skip
 PROMPT, NUM_TOKENS = [1, 5, 9, 40, 3, 77, 12, 8], 24
 
-TOLERANCE = 0.1
-"""How far the logit of a generated token may lie below the reference's largest, over their standard deviation: two
-roundings of x to fp8, with scales of rows or of 128 elements, differ by about 0.04."""
+TOLERANCE = 0.25
+"""How far the logit of a generated token may lie below the reference's largest, over their standard deviation. Two
+roundings of x to fp8, with scales of rows or of 128 elements, differ by up to 0.17 over 12 random models, of two
+versions of torch and transformers; a token that is wrong differs by 1 and more."""
 
 
 def build() -> LlamaForCausalLM:
