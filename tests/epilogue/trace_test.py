@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -191,3 +193,23 @@ def test_too_many_tensors_stay_unfused():
     inputs = [torch.zeros(M, N + 8)[:, :N] for _ in range(40)]
     with pytest.raises(UnfusableError, match="at most 512 bytes"):
         written(lambda acc, *inputs: sum(inputs, acc), *inputs)
+
+
+def test_a_trace_imports_no_torch_distributed_and_no_compiler():
+    program = (
+        "import sys, torch\nfrom stoneware.epilogue import trace\nbefore = set(sys.modules)\n"
+        "def f(acc, r, b):\n"
+        "    x = torch.nn.functional.silu(acc + b).add_(r[None, :, 0]).clamp(max=torch.tensor(6.0))\n"
+        "    return x, (x[:, ::2] * x[:, 1::2]).to(torch.float8_e4m3fn), x.abs().amax(-1)\n"
+        "trace.trace(f, (24, 64), (torch.zeros(64, 2), torch.zeros(64)), torch.device('cpu'))\n"
+        "print(sorted({name for name in set(sys.modules) - before if name.startswith('torch.')}))"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout == "[]\n", run.stdout
+
+
+def test_an_argument_that_is_kept_cannot_be_used_later():
+    kept = []
+    traced(lambda acc: kept.append(acc) or acc * 2)
+    with pytest.raises(UnsupportedError, match="while it runs"):
+        kept[0] + 1

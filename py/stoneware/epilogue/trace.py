@@ -1,7 +1,10 @@
 """Runs an epilogue once on tensors without memory, and notes what it computes.
 
-Torch's dispatcher calls `_Traced.__torch_dispatch__` for each operator, after it has taken composite ones
+Torch's dispatcher calls `_Trace.__torch_dispatch__` for each operator, after it has taken composite ones
 apart. Shapes, dtypes and views follow from the same operator on the device "meta".
+
+A mode takes the operators, since the first call of a subclass's own `__torch_dispatch__` imports 500 modules
+of torch.distributed.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from stoneware.epilogue import arithmetic
 from stoneware.epilogue.expression import Acc, Apply, Constant, Expression, Half, Output, load_of
@@ -88,8 +92,30 @@ class _Traced(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        traced = next(value for value in _flat((args, kwargs or {})) if isinstance(value, _Traced))
-        return traced.frames.run(function, args, kwargs or {})
+        raise UnsupportedError(
+            f"an epilogue's arguments must be used while it runs, but {function} gets one afterwards; keep none of them"
+        )
+
+
+class _Trace(TorchDispatchMode):
+    """Inside it, operators of traced tensors go to `frames`; others run."""
+
+    def __init__(self, frames: _Frames) -> None:
+        super().__init__()
+        self._frames = frames
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: else torch wraps `__torch_dispatch__`, for which it imports torch._dynamo."""
+        return False
+
+    def __torch_dispatch__(  # type: ignore[override]
+        self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if any(isinstance(value, _Traced) for value in _flat((args, kwargs))):
+            return self._frames.run(function, args, kwargs)
+        return function(*args, **kwargs)
 
 
 class _Frames:
@@ -247,9 +273,10 @@ class _Frames:
             raise UnsupportedError(f"an epilogue must not change its inputs, but {name} does; use {base} instead")
         if base == "copy":
             self._refuse(name)
-        result = getattr(torch.ops.aten, base)(target, *others, **kwargs)
-        if tuple(result.shape) != tuple(target.shape) or result.dtype != target.dtype:
-            result = result.to(target.dtype)
+        with _Trace(self):
+            result = getattr(torch.ops.aten, base)(target, *others, **kwargs)
+            if tuple(result.shape) != tuple(target.shape) or result.dtype != target.dtype:
+                result = result.to(target.dtype)
         target.node = result.node
         return target
 
@@ -284,7 +311,7 @@ def trace(
         _Traced(torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="meta"), _View(index), frames)
         for index, one in enumerate(inputs)
     ]
-    with torch.no_grad():
+    with torch.no_grad(), _Trace(frames):
         returned = function(acc, *views)
     is_tuple = isinstance(returned, (tuple, list))
     results = tuple(returned) if is_tuple else (returned,)
