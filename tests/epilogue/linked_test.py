@@ -9,16 +9,20 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 import torch
 from conftest import OPEN_BUILTINS
 from torch.nn import functional
 
+import stoneware as sw
+from stoneware import explanation
 from stoneware.epilogue import linked, source, trace
 from stoneware.errors import LinkError, UnsupportedError
 from stoneware.kernels import manifest
 from stoneware.linking import cubins, toolchain
+from stoneware.ops import fused
 from stoneware.runtime import regular_file
 
 KERNELS = sorted(manifest.packaged().open)
@@ -153,11 +157,48 @@ def test_without_the_libraries_an_epilogue_stays_unfused(monkeypatch, caplog):
     assert caplog.text.count("linking needs NVRTC") == 1
 
 
-def test_libraries_that_are_too_old_are_refused(monkeypatch):
-    toolchain._toolchain.cache_clear()
-    monkeypatch.setattr(toolchain, "LEAST_VERSION", (99, 0))
-    try:
-        with pytest.raises(UnsupportedError, match=r"must be of CUDA 99\.0 or later, and is of 13\.0"):
-            toolchain.compile_lto_ir("", arch="sm_90a")
-    finally:
-        toolchain._toolchain.cache_clear()
+@pytest.fixture
+def too_old(monkeypatch):
+    """Makes a library one of CUDA 12.8, such as torch for CUDA 12 brings."""
+
+    def make(module, **functions):
+        old = types.SimpleNamespace(**{name: lambda result=result: result for name, result in functions.items()})
+        monkeypatch.setitem(sys.modules, f"cuda.bindings.{module}", old)
+        toolchain._nvrtc.cache_clear()
+        toolchain._nvjitlink.cache_clear()
+
+    yield make
+    toolchain._nvrtc.cache_clear()
+    toolchain._nvjitlink.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("module", "version", "name"),
+    [("nvjitlink", {"version": (12, 8)}, "nvJitLink"), ("nvrtc", {"nvrtcVersion": (0, 12, 8)}, "NVRTC")],
+)
+def test_a_library_that_is_too_old_is_refused_with_the_remedy(too_old, module, version, name):
+    too_old(module, **version)
+    expected = rf"{name} must be of CUDA 13\.0 or later, and is of 12\.8; install torch for CUDA 13"
+    with pytest.raises(UnsupportedError, match=expected):
+        linked.now(KERNEL, text(9.0))
+
+
+def test_a_linker_that_is_too_old_costs_the_fusion_alone(too_old, cache, caplog, monkeypatch):
+    kept = linked.cubin(KERNEL, text(10.0))
+    files = {file: file.read_bytes() for file in cache.rglob("*.cubin")}
+    too_old("nvjitlink", version=(12, 8))
+    h200 = explanation._device("matmul", "NVIDIA H200")
+    monkeypatch.setattr(fused._FusedCalls, "_check", lambda *_: h200)
+    monkeypatch.setattr(linked, "_logged", set())
+    a, weight = torch.randn(24, 64, dtype=torch.bfloat16), torch.randn(32, 64, dtype=torch.bfloat16)
+    acc = a.float() @ weight.float().t()
+    with caplog.at_level(logging.WARNING, "stoneware.epilogue"):
+        for function in (torch.relu, torch.tanh, functional.silu):
+            for _ in range(3):
+                result = sw.matmul(a, weight.t(), epilogue=function)
+                assert torch.allclose(result.float(), function(acc), rtol=0.01, atol=0.01)
+                assert linked.wait(120)
+    [message] = [record.getMessage() for record in caplog.records if record.name == "stoneware.epilogue"]
+    assert "epilogues stay unfused" in message and "nvJitLink must be of CUDA 13.0 or later" in message
+    assert linked.cubin(KERNEL, text(10.0)) == kept
+    assert {file: file.read_bytes() for file in cache.rglob("*.cubin")} == files

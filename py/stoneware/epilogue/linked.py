@@ -34,6 +34,9 @@ _kernels: dict[Key, Any] = {}
 
 _failed: dict[Key, StonewareError] = {}
 
+_logged: set[str] = set()
+"""Reasons why nothing can be linked."""
+
 _waiting: deque[Key] = deque()
 _in_progress: set[Key] = set()
 _changed = threading.Condition()
@@ -114,6 +117,7 @@ def cubin(kernel: str, text: str) -> bytes:
     kept = cubins.read(name)
     if kept is not None:
         return kept
+    toolchain.load_linker_in_background()
     lto_ir = toolchain.compile_lto_ir(source.device_code() + text, arch=_ARCH, name="epilogue.cu")
     linked = toolchain.link(
         [Library(kernel, _open_kernel(kernel), is_fatbin=True), Library("epilogue", lto_ir)],
@@ -125,8 +129,13 @@ def cubin(kernel: str, text: str) -> bytes:
 
 
 def _fail(key: Key, error: StonewareError) -> None:
+    """Notes that a key cannot be linked. What concerns all of them, such as an old library, is logged once."""
     _failed[key] = error
-    _LOG.warning("an epilogue stays unfused, since it cannot be linked into %s: %s", key[0], error)
+    if not isinstance(error, UnsupportedError):
+        _LOG.warning("an epilogue stays unfused, since it cannot be linked into %s: %s", key[0], error)
+    elif str(error) not in _logged:
+        _logged.add(str(error))
+        _LOG.warning("epilogues stay unfused: they run as torch's operators after the kernel: %s", error)
 
 
 def _link_in_background() -> None:

@@ -5,8 +5,11 @@ Both release the GIL while they work, so a thread can link while others launch.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+import importlib
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -38,16 +41,14 @@ class Library(NamedTuple):
     is_fatbin: bool = False
 
 
-class _Toolchain(NamedTuple):
-    nvrtc: Any
-    nvjitlink: Any
-    versions: tuple[tuple[int, int], tuple[int, int]]
+class _Loaded(NamedTuple):
+    bindings: Any
+    version: tuple[int, ...]
 
 
 def versions() -> str:
     """The versions of NVRTC and of nvJitLink; raises UnsupportedError if they cannot be used."""
-    (a, b), (c, d) = _toolchain().versions
-    return f"NVRTC {a}.{b}, nvJitLink {c}.{d}"
+    return f"NVRTC {_dotted(_nvrtc().version)}, nvJitLink {_dotted(_nvjitlink().version)}"
 
 
 @functools.cache
@@ -65,10 +66,20 @@ def installed() -> str:
 def why_missing() -> str | None:
     """Why nothing can be linked here, with the remedy; None if it can."""
     try:
-        _toolchain()
+        versions()
     except UnsupportedError as error:
         return str(error)
     return None
+
+
+def load_linker_in_background() -> None:
+    """Loads nvJitLink while the caller compiles. If it cannot be loaded, the link that follows raises."""
+
+    def load() -> None:
+        with contextlib.suppress(UnsupportedError):
+            _nvjitlink()
+
+    threading.Thread(target=load, name="stoneware-load", daemon=True).start()
 
 
 def compile_lto_ir(
@@ -110,7 +121,7 @@ def compile_ptx(
 def _compile(
     source: str, options: Iterable[str], output: str, *, arch: str, name: str, headers: Mapping[str, str]
 ) -> bytes:
-    nvrtc = _toolchain().nvrtc
+    nvrtc = _nvrtc().bindings
 
     def call(function: Any, *arguments: Any) -> Any:
         result, *values = function(*arguments)
@@ -158,7 +169,7 @@ def link_with_log(libraries: Sequence[Library], *, arch: str, options: Iterable[
       LinkError: nvJitLink refuses; the message has its log.
       UnsupportedError: nvJitLink is not installed, or too old.
     """
-    nvjitlink = _toolchain().nvjitlink
+    nvjitlink = _nvjitlink().bindings
     all_options = [f"-arch={arch}", "-lto", *options]
     linker = nvjitlink.create(len(all_options), all_options)
     try:
@@ -185,23 +196,30 @@ def _text(log: bytes | bytearray) -> str:
 
 
 @functools.cache
-def _toolchain() -> _Toolchain:
-    try:
-        from cuda.bindings import nvjitlink, nvrtc
+def _nvrtc() -> _Loaded:
+    return _load("NVRTC", "nvrtc", lambda bindings: bindings.nvrtcVersion()[1:])
 
-        _, *nvrtc_version = nvrtc.nvrtcVersion()
-        found = _Toolchain(nvrtc, nvjitlink, (tuple(nvrtc_version), tuple(nvjitlink.version())))
-    except Exception as error:  # the bindings raise what their search for the libraries does
+
+@functools.cache
+def _nvjitlink() -> _Loaded:
+    return _load("nvJitLink", "nvjitlink", lambda bindings: bindings.version())
+
+
+def _load(name: str, module: str, version_of: Callable[[Any], Iterable[int]]) -> _Loaded:
+    """A library by its bindings; asking for its version loads it."""
+    try:
+        bindings = importlib.import_module(f"cuda.bindings.{module}")
+        version = tuple(version_of(bindings))
+    except Exception as error:  # the bindings raise what their search for the library does
         raise UnsupportedError(
-            f"linking needs NVRTC and nvJitLink of CUDA {_dotted(LEAST_VERSION)} or later, which cannot be loaded: "
-            f"{type(error).__name__}: {error}; {_REMEDY}"
+            f"linking needs NVRTC and nvJitLink of CUDA {_dotted(LEAST_VERSION)} or later, but {name} cannot be "
+            f"loaded: {type(error).__name__}: {error}; {_REMEDY}"
         ) from error
-    for name, version in zip(("NVRTC", "nvJitLink"), found.versions):
-        if version < LEAST_VERSION:
-            raise UnsupportedError(
-                f"{name} must be of CUDA {_dotted(LEAST_VERSION)} or later, and is of {_dotted(version)}; {_REMEDY}"
-            )
-    return found
+    if version < LEAST_VERSION:
+        raise UnsupportedError(
+            f"{name} must be of CUDA {_dotted(LEAST_VERSION)} or later, and is of {_dotted(version)}; {_REMEDY}"
+        )
+    return _Loaded(bindings, version)
 
 
 def _dotted(version: Sequence[int]) -> str:
