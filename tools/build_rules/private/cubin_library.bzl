@@ -222,7 +222,7 @@ def _cubin(config, backend, backward, tags):
     )
 
 def _open(name, file_name, configs, tags):
-    """The open kernels of one family for one op and architecture."""
+    """The open kernels of one file."""
     family = configs[0].family
     for config in configs:
         if config.defines:
@@ -240,6 +240,17 @@ def _open(name, file_name, configs, tags):
         },
         tags = tags,
     )
+
+def _open_group(config):
+    """The name of the file that an open kernel is in: kernels of a family, an op, dtypes and tile rows share it.
+
+    A config of another family may have neither dtypes nor a tile.
+    """
+    fields = json.decode(config.config_json)
+    shared = [fields[name] for name in ["a", "out"] if name in fields]
+    if "tile" in fields:
+        shared.append(str(int(fields["tile"][0])))
+    return "_".join([config.family.name, config.op] + shared + [config.arch])
 
 def _host(name, configs, deps, copts, entry_type, tags):
     """The host object of one family's kernels for one architecture."""
@@ -349,13 +360,12 @@ def cubin_library(
         key = "{}_{}_{}_host".format(name, config.family.name, config.arch)
         families.setdefault(key, []).append(config)
         if hasattr(config.family, "open"):
-            key = "{}_{}_{}".format(config.family.name, config.op, config.arch)
-            open_groups.setdefault(key, []).append(config)
+            open_groups.setdefault(_open_group(config), []).append(config)
         _cubin(config, backend, backward, tags)
     for key, of_family in families.items():
         _host(key, of_family, deps, copts, entry_type, tags)
-    for key, of_op in open_groups.items():
-        _open("{}_{}_open".format(name, key), key, of_op, tags)
+    for key, of_group in open_groups.items():
+        _open("{}_{}_open".format(name, key), key, of_group, tags)
     for library, names in ({name: _names_of(configs)} | subsets).items():
         check_subset(library, names, _names_of(configs))
         _embedded_kernels(
@@ -371,8 +381,8 @@ def cubin_library(
             namespace = namespace,
             open_kernels = [
                 ":{}_{}_open".format(name, key)
-                for key, of_op in open_groups.items()
-                if of_op[0].family.name in names
+                for key, of_group in open_groups.items()
+                if of_group[0].family.name in names
             ],
             tags = tags,
             visibility = visibility,

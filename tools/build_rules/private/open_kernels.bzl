@@ -37,8 +37,8 @@ open_kernels = rule(
     implementation = _open_kernels_impl,
     doc = """Compiles kernels of one family to one file of LTO-IR.
 
-Together, since they share most of their code: 209 kernels take 0.8 MB and 8 s, and one by one 4.8 MB
-and 102 s. A linker takes one of them out (-kernels-used). Kernels that are not built are left out.
+Together, since they share most of their code: 209 kernels take 1.5 MB in 22 files, and one by one 4.8 MB.
+A linker takes one of them out (-kernels-used), and reads all of them. Kernels that are not built are left out.
 """,
     attrs = {
         "arch": attr.string(mandatory = True, doc = "for example sm_90a"),
