@@ -267,7 +267,7 @@ def explain(
         **{name: options[name] for name in spec.takes},
         **{name: value for name, value in dtypes.items() if value is not None},
     )
-    place = _device(op, device)
+    place = device_of(op, device)
     decision = operation.decide(problem, place)
     packaged = table_file.packaged(op) if place.kind == "cuda" else None
     return Explanation(
@@ -295,7 +295,8 @@ def _dtype_name(dtype: str | torch.dtype | None) -> str | torch.dtype | None:
     return dtype if dtype is None or isinstance(dtype, str) else DTYPE_NAMES.get(dtype, dtype)
 
 
-def _device(op: str, device: str | torch.device | None) -> Device:
+def device_of(op: str, device: str | torch.device | None) -> Device:
+    """The device that `explain` is asked about, with its rules and errors."""
     import torch
 
     if device is None:

@@ -70,12 +70,12 @@ def test_a_folder_that_cannot_be_written_costs_the_disk_alone(tmp_path, monkeypa
 
 def test_what_is_linked_depends_on_kernel_text_and_versions(monkeypatch):
     names = {
-        linked._digest(KERNELS[0], text()),
-        linked._digest(KERNELS[1], text()),
-        linked._digest(KERNELS[0], text(2.0)),
+        linked._name_on_disk(KERNELS[0], text()),
+        linked._name_on_disk(KERNELS[1], text()),
+        linked._name_on_disk(KERNELS[0], text(2.0)),
     }
     monkeypatch.setattr(toolchain, "installed", lambda: "other versions")
-    names.add(linked._digest(KERNELS[0], text()))
+    names.add(linked._name_on_disk(KERNELS[0], text()))
     assert len(names) == 4
 
 
@@ -187,7 +187,7 @@ def test_a_linker_that_is_too_old_costs_the_fusion_alone(too_old, cache, caplog,
     kept = linked.cubin(KERNEL, text(10.0))
     files = {file: file.read_bytes() for file in cache.rglob("*.cubin")}
     too_old("nvjitlink", version=(12, 8))
-    h200 = explanation._device("matmul", "NVIDIA H200")
+    h200 = explanation.device_of("matmul", "NVIDIA H200")
     monkeypatch.setattr(fused._FusedCalls, "_check", lambda *_: h200)
     monkeypatch.setattr(linked, "_logged", set())
     a, weight = torch.randn(24, 64, dtype=torch.bfloat16), torch.randn(32, 64, dtype=torch.bfloat16)

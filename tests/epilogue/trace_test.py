@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from stoneware.epilogue import arithmetic, source, trace
+from stoneware.epilogue import arithmetic, link, source, trace
 from stoneware.epilogue.expression import UnfusableError
 from stoneware.errors import UnsupportedError
 from stoneware.linking import toolchain
@@ -31,7 +31,7 @@ def written(function, *inputs, main=None):
 
 
 def compiled(text):
-    return toolchain.compile_lto_ir(source.device_code() + text, arch="sm_90a")
+    return toolchain.compile_lto_ir(link.device_code() + text, arch="sm_90a")
 
 
 UNARY = (

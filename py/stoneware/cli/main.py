@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import typer
 
 from stoneware import __version__
-from stoneware.cli import commands, exit_codes, explain_command, help, tune_command
+from stoneware.cli import commands, exit_codes, explain_command, help, link_command, tune_command
 from stoneware.cli.output import discard, note
 from stoneware.errors import explained
 from stoneware.runtime.canonical import printable_lines
@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[Callable[..., int], str]] = {
     "diff": (commands.diff, commands.DIFF_HELP),
     "verify": (commands.verify, commands.VERIFY_HELP),
     "explain": (explain_command.explain, explain_command.HELP),
+    "link": (link_command.link, link_command.HELP),
     "report": (commands.report, commands.REPORT_HELP),
     "info": (commands.info, commands.INFO_HELP),
 }

@@ -9,7 +9,8 @@
     source.py        the expression as the device function of cc/gemm/epilogue_sm90.h, and its parameters
     device_code.h    what every such function begins with, and behind it
     fragments.h      loads and stores of 16 bytes
-    linked.py        a kernel with the function linked in: at once, in the background, or from the disk
+    link.py          links the text into a kernel; also for the build, without torch
+    linked.py        a kernel with the function linked in: from the wheel or the disk, at once, or in the background
 
 `stoneware.ops.fused` makes calls of them.
 """

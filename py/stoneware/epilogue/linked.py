@@ -8,23 +8,19 @@ those calls stay unfused.
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 import os
 import threading
 from collections import deque
 from typing import Any
 
-from stoneware.epilogue import source
+from stoneware.epilogue import link
 from stoneware.errors import StonewareError, UnsupportedError
 from stoneware.kernels import manifest, sm90_kernels
-from stoneware.linking import cubins, toolchain
-from stoneware.linking.toolchain import Library
+from stoneware.linking import cubins
 from stoneware.runtime import native, package_files
 
 _LOG = logging.getLogger("stoneware.epilogue")
-
-_ARCH = "sm_90a"
 
 Key = tuple[str, str]
 """Id of the kernel, text of the epilogue."""
@@ -71,12 +67,12 @@ def soon(kernel: str, text: str) -> Any | None:
     if key in _failed:
         return None
     try:
-        name = _digest(kernel, text)
-    except UnsupportedError as error:  # neither library is here: its version is part of the name
+        data = kept(kernel, text)
+    except UnsupportedError as error:  # neither library is here: its version is part of the name on the disk
         _fail(key, error)
         return None
-    if (kept := cubins.read(name)) is not None:
-        return _kernels.setdefault(key, native.load(sm90_kernels.MODULE).LinkedKernel(kernel, kept))
+    if data is not None:
+        return _kernels.setdefault(key, native.load(sm90_kernels.MODULE).LinkedKernel(kernel, data))
     with _changed:
         if key not in _in_progress:
             _in_progress.add(key)
@@ -111,21 +107,22 @@ def wait(timeout_s: float | None = None) -> bool:
         return _changed.wait_for(lambda: not _in_progress, timeout_s)
 
 
+def kept(kernel: str, text: str) -> bytes | None:
+    """The linked cubin, if the disk has it.
+
+    Raises:
+      UnsupportedError: neither NVRTC nor nvJitLink is here.
+    """
+    return cubins.read(_name_on_disk(kernel, text))
+
+
 def cubin(kernel: str, text: str) -> bytes:
     """The linked cubin, from the disk or linked now; see `now`."""
-    name = _digest(kernel, text)
-    kept = cubins.read(name)
-    if kept is not None:
-        return kept
-    toolchain.load_linker_in_background()
-    lto_ir = toolchain.compile_lto_ir(source.device_code() + text, arch=_ARCH, name="epilogue.cu")
-    linked = toolchain.link(
-        [Library(kernel, _open_kernel(kernel), is_fatbin=True), Library("epilogue", lto_ir)],
-        arch=_ARCH,
-        options=[f"-kernels-used={kernel}"],
-    )
-    cubins.write(name, linked)
-    return linked
+    data = kept(kernel, text)
+    if data is None:
+        data = link.link(kernel, _open_kernel(kernel), text)
+        cubins.write(_name_on_disk(kernel, text), data)
+    return data
 
 
 def _fail(key: Key, error: StonewareError) -> None:
@@ -156,14 +153,12 @@ def _link_in_background() -> None:
                 _changed.notify_all()
 
 
-def _digest(kernel: str, text: str) -> str:
-    opened = manifest.packaged().open[kernel]
-    return cubins.digest(kernel, opened.sha256, _device_code_sha256(), text, _ARCH)
+def _name_on_disk(kernel: str, text: str) -> str:
+    return cubins.digest(link.digest(kernel, _kernels_sha256(kernel), text))
 
 
-@functools.cache
-def _device_code_sha256() -> str:
-    return hashlib.sha256(source.device_code().encode()).hexdigest()
+def _kernels_sha256(kernel: str) -> str:
+    return manifest.packaged().open[kernel].sha256
 
 
 @functools.lru_cache(maxsize=8)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -49,12 +48,6 @@ class Source(NamedTuple):
     parameters: bytes
     inputs: tuple[tuple[int, int], ...]
     outputs: tuple[tuple[int, int], ...]
-
-
-def device_code() -> str:
-    """What the text of every epilogue begins with."""
-    folder = Path(__file__).parent
-    return "".join((folder / name).read_text(encoding="ascii") for name in ("device_code.h", "fragments.h"))
 
 
 def write(expression: Expression, *, main: int | None, has_pairs: Sequence[bool]) -> Source:

@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stoneware.epilogue import arithmetic
-from stoneware.epilogue.expression import Acc, Apply, Constant, Expression, Half, Output, load_of
+from stoneware.epilogue.expression import Acc, Apply, Constant, Expression, Half, Load, Output, load_of
 from stoneware.errors import UnsupportedError, quoted
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.bool)
@@ -43,6 +43,8 @@ _VIEWS = frozenset(
         "unsqueeze",
     }
 ) - {"clone", "contiguous"}
+
+_COMMUTATIVE = frozenset({"add", "mul"})
 
 _FILLED = {"zeros_like": 0.0, "ones_like": 1.0}
 
@@ -109,7 +111,7 @@ class _Trace(TorchDispatchMode):
         """False: else torch wraps `__torch_dispatch__`, for which it imports torch._dynamo."""
         return False
 
-    def __torch_dispatch__(  # type: ignore[override]
+    def __torch_dispatch__(
         self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
@@ -161,6 +163,9 @@ class _Frames:
     def _apply(self, name: str, arguments: dict[str, Any], meta: torch.Tensor) -> Apply:
         flags = {key: value for key, value in arguments.items() if key in arithmetic.FLAGS or value is None}
         nodes = [(key, self._node(name, value)) for key, value in arguments.items() if key not in flags]
+        if _is_swapped(name, dict(nodes)):
+            (first, left), (second, right) = nodes[:2]
+            nodes[:2] = [(first, right), (second, left)]
         given = [(key, value) for key, value in flags.items() if key == "approximate"]
         return Apply(name, (*nodes, *given), meta.dtype)
 
@@ -351,6 +356,13 @@ def _broadcast(*shapes: Sequence[int]) -> tuple[int, ...] | None:
                 return None
             result[place] = extent if result[place] == 1 else result[place]
     return tuple(result)
+
+
+def _is_swapped(name: str, nodes: dict[str, Any]) -> bool:
+    """Whether an input is added or multiplied from the left: r + acc is traced as acc + r, so both have one text."""
+    if name not in _COMMUTATIVE or nodes.get("alpha", Constant(1.0)) != Constant(1.0):
+        return False
+    return isinstance(nodes["self"], Load) and not isinstance(nodes["other"], (Load, Constant))
 
 
 _TRUTHS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf"})

@@ -192,11 +192,7 @@ class _FusedCalls:
     def _traced(self, tensors: Sequence[Any], inputs: Sequence[torch.Tensor]) -> tuple[Expression, tuple[int, ...]]:
         """What the function computes, and the shape of the op's result."""
         shape, dtype = self.plans.checks.result(*tensors, None, *self.objects[:-2])
-        expression = trace.trace(self.function, shape, inputs, tensors[0].device)
-        outputs = tuple(
-            output._replace(dtype=_stored(output.kind, output.dtype, dtype)) for output in expression.outputs
-        )
-        return expression._replace(outputs=outputs), tuple(shape)
+        return traced(self.function, shape, dtype, inputs, tensors[0].device), tuple(shape)
 
     def _slow(self, *arguments: Any) -> Any:
         """A whole call of any kind; torch dispatch modes see torch's operators."""
@@ -222,14 +218,8 @@ class _FusedCalls:
         """The calls that return the op's result too, behind the function's."""
         if self._sums_too is not None:
             return self._sums_too
-        function, dtype = self.function, _narrow(tensors[0].dtype)
-
-        def with_sums(acc: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            returned = function(acc, *inputs)
-            results = returned if isinstance(returned, (tuple, list)) else (returned,)
-            return (*results, acc.to(dtype))
-
-        self._sums_too = _FusedCalls(self.plans, with_sums, tensors, inputs, self.objects)
+        function = with_sums(self.function, _narrow(tensors[0].dtype))
+        self._sums_too = _FusedCalls(self.plans, function, tensors, inputs, self.objects)
         return self._sums_too
 
     def split(self, arguments: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -280,14 +270,7 @@ class _FusedCalls:
             return problem
         if (problem.m, problem.n) != (math.prod(shape[:-1]), shape[-1]):
             return "it is a batch"
-        main = next(
-            (
-                position
-                for position, output in enumerate(expression.outputs)
-                if output.kind == "full" and output.dtype == TORCH_DTYPES[problem.out_dtype]
-            ),
-            None,
-        )
+        main = main_output(expression, TORCH_DTYPES[problem.out_dtype])
         has_pairs = [tensor.data_ptr() % 16 == 0 for tensor in inputs]
         try:
             decision = operation.decide(
@@ -399,9 +382,43 @@ def _narrow(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.itemsize == 2 else torch.bfloat16
 
 
-def _stored(kind: str, dtype: torch.dtype, out_dtype: torch.dtype) -> torch.dtype:
-    """The dtype of a result."""
-    return out_dtype if dtype == torch.float32 and kind != "row_max" else dtype
+def traced(
+    function: Epilogue,
+    shape: Sequence[int],
+    out_dtype: torch.dtype,
+    inputs: Sequence[torch.Tensor],
+    device: torch.device,
+) -> Expression:
+    """What an epilogue computes: `trace.trace`, with float32 results in the call's out dtype."""
+    expression = trace.trace(function, shape, inputs, device)
+    outputs = tuple(
+        output._replace(dtype=out_dtype) if output.dtype == torch.float32 and output.kind != "row_max" else output
+        for output in expression.outputs
+    )
+    return expression._replace(outputs=outputs)
+
+
+def main_output(expression: Expression, out_dtype: torch.dtype) -> int | None:
+    """The output that the kernel itself stores; None if it stores none."""
+    return next(
+        (
+            position
+            for position, output in enumerate(expression.outputs)
+            if output.kind == "full" and output.dtype == out_dtype
+        ),
+        None,
+    )
+
+
+def with_sums(function: Epilogue, dtype: torch.dtype) -> Epilogue:
+    """The epilogue of a call that needs gradients: the sums in 16 bits are its last result."""
+
+    def both(acc: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        returned = function(acc, *inputs)
+        results = returned if isinstance(returned, (tuple, list)) else (returned,)
+        return (*results, acc.to(dtype))
+
+    return both
 
 
 def _unfused(
