@@ -47,3 +47,9 @@ def op_sources():
         name = "srcs",
         srcs = native.glob(["*.py"]),
     )
+
+# Op -> how many of its kernels the wheel has with common epilogues linked in.
+LINKED_EPILOGUES = {
+    "matmul": 3,
+    "scaled_mm": 3,
+}

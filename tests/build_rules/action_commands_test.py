@@ -36,6 +36,7 @@ _COMPILERS = {
 _PROGRAMS = {
     "CudaCubin": _NVCC_WRAPPER,
     "KernelManifest": r"bazel-out/[\w.-]+/bin/tools/build_rules/private/write_manifest",
+    "LinkedEpilogues": r"bazel-out/[\w.-]+/bin/tools/linked_epilogues/linked_epilogues",
     "NanobindStub": r"bazel-out/[\w.-]+/bin/external/stoneware_nanobind/stubgen",
     "OpenKernels": _NVCC_WRAPPER,
     # Offered for py_binary targets, not run: .bazelrc sets --nobuild_python_zip.

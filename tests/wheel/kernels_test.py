@@ -7,6 +7,7 @@ import io
 import json
 import re
 import struct
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ _DRIVER_MODULE = "stoneware/runtime/_driver."
 _ELF_MACHINE_CUDA = 190  # EM_CUDA of elf.h
 _ELF_MACHINE_OFFSET = 18
 _MAX_OPEN_BYTES = 1_600_000
+_MAX_LINKED_BYTES = 1_500_000
 _SAMPLES = Path("py/stoneware/tuning_data/nvidia_h200")
 
 
@@ -97,6 +99,19 @@ def test_manifest_lists_exactly_the_files_of_open_kernels(wheel):
     assert shipped == {folder + file["name"]: (file["sha256"], file["size_bytes"]) for file in listed}
     compressed = sum(entry.compress_size for entry in wheel.entries if entry.filename.startswith(folder))
     assert compressed <= _MAX_OPEN_BYTES
+
+
+def test_linked_epilogues_are_cubins_and_keep_to_their_budget(wheel):
+    folder = "stoneware/linked_epilogues/"
+    archives = {path: data for path, data in wheel.members.items() if path.startswith(folder)}
+    assert set(archives) == {f"{folder}{op}.zip" for op in ("matmul", "scaled_mm")}
+    assert sum(map(len, archives.values())) <= _MAX_LINKED_BYTES
+    for data in archives.values():
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            cubins = [archive.read(name) for name in archive.namelist()]
+        assert cubins
+        for cubin in cubins:
+            assert struct.unpack_from("<H", cubin, _ELF_MACHINE_OFFSET) == (_ELF_MACHINE_CUDA,)
 
 
 def test_every_kernel_built_from_ptx_is_open_once(wheel):

@@ -10,6 +10,7 @@
     device_code.h    what every such function begins with, and behind it
     fragments.h      loads and stores of 16 bytes
     link.py          links the text into a kernel; also for the build, without torch
+    shipped.py       common epilogues that the build linked
     linked.py        a kernel with the function linked in: from the wheel or the disk, at once, or in the background
 
 `stoneware.ops.fused` makes calls of them.

@@ -1,4 +1,5 @@
-"""A kernel with an epilogue linked in: from this process, from the disk, or linked now or in the background.
+"""A kernel with an epilogue linked in: from this process, from the wheel, from the disk, or linked now or in the
+background.
 
 A link takes some tenths of a second and needs no GPU. One thread links in the background, in the order in
 which calls asked. What it has linked is found by the next call; what it could not link is logged once, and
@@ -14,7 +15,7 @@ import threading
 from collections import deque
 from typing import Any
 
-from stoneware.epilogue import link
+from stoneware.epilogue import link, shipped
 from stoneware.errors import StonewareError, UnsupportedError
 from stoneware.kernels import manifest, sm90_kernels
 from stoneware.linking import cubins
@@ -108,16 +109,17 @@ def wait(timeout_s: float | None = None) -> bool:
 
 
 def kept(kernel: str, text: str) -> bytes | None:
-    """The linked cubin, if the disk has it.
+    """The linked cubin, if the wheel or the disk has it.
 
     Raises:
-      UnsupportedError: neither NVRTC nor nvJitLink is here.
+      UnsupportedError: the wheel lacks it, and neither NVRTC nor nvJitLink is here.
     """
-    return cubins.read(_name_on_disk(kernel, text))
+    name = link.digest(kernel, _kernels_sha256(kernel), text)
+    return shipped.read(manifest.packaged().kernels[kernel].op, name) or cubins.read(_name_on_disk(kernel, text))
 
 
 def cubin(kernel: str, text: str) -> bytes:
-    """The linked cubin, from the disk or linked now; see `now`."""
+    """The linked cubin, from the wheel, from the disk, or linked now; see `now`."""
     data = kept(kernel, text)
     if data is None:
         data = link.link(kernel, _open_kernel(kernel), text)
