@@ -323,6 +323,15 @@ def page(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _typed_command(arguments: Sequence[str]) -> str:
+    """The command to run this again, without folders of this machine: it is published."""
+    replaced = {"--folder": "DIR", "--json_out": "FILE"}
+    words = [word.partition("=") for word in arguments]
+    return " ".join(
+        ["perplexity_bench.py", *(f"{name}{equals}{replaced.get(name, value)}" for name, equals, value in words)]
+    )
+
+
 def problems(variants: dict[str, Any]) -> list[str]:
     """Which ratios are beyond the limit."""
     return [
@@ -347,7 +356,7 @@ def main(argv: Sequence[str]) -> int:
     training.model.to(torch.bfloat16).save_pretrained(folder / "model")
     report = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["perplexity_bench.py", *sys.argv[1:]]),
+        "command": _typed_command(sys.argv[1:]),
         "commit": _COMMIT.value,
         "machine": machine.describe(ordinal),
         "torchao": version_of("torchao"),
