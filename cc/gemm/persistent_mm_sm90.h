@@ -40,8 +40,8 @@
 //
 // The grid is one-dimensional, of clusters. With splits the blocks of a cluster share the k of one
 // tile. Otherwise a cluster is one block, which goes from tile to tile until all are done; or, with
-// kBlocksAlongN of 2 or 4, it is as many, whose tiles lie side by side along n: each loads its part of
-// their rows of a to all.
+// kBlocksAlongN of 2 or 4, it is as many, whose tiles lie side by side along n: each loads its part
+// of their rows of a to all.
 //
 // What makes it fast: every SM reads b from the first microsecond to the last. Loads start as soon
 // as a block's barriers are ready, and L2 prefetches the first ones before; partial sums go from
@@ -270,8 +270,8 @@ struct PersistentMmShape {
       kSharesColumns ? 0 : kRows * kColumns * 4 / kMaxSplits * (kMaxSplits - 1);
 
   // Sums of columns have the space of the stages and boxes, when all blocks have read their stages:
-  // those of this block, and then those that arrive. Most arrive with the most splits, or with fewer
-  // where the groups of columns divide badly.
+  // those of this block, and then those that arrive. Most arrive with the most splits, or with
+  // fewer where the groups of columns divide badly.
   static constexpr int kColumnGroups = (kColumns + 15) / 16;
   static constexpr int kGroupBytes = kRows * 16 * 4;
   static constexpr int kOwnBytes = kColumnGroups * kGroupBytes;
