@@ -41,7 +41,7 @@ def decide(device=H200, *, m=16, n=4096, k=4096, **changes):
         ({"dtype": ""}, ValueError, ["a_dtype=''", "must be one of"]),
         ({"out_dtype": ""}, ValueError, ["out_dtype=''", "must be one of"]),
         ({"device": 0}, TypeError, ["device=0", "str, a torch.device or None", "'cuda:1'"]),
-        ({"device": ""}, ValueError, ["device='' is not in the tuning tables", "'cuda', 'cpu' or None"]),
+        ({"device": ""}, ValueError, ["device='' must name a GPU in the tuning tables", "'cuda', 'cpu' or None"]),
         ({"device": "cuda"}, ValueError, ["device='cuda'", "finds none", "'cpu'"]),
         ({"device": torch.device("cuda", 1)}, ValueError, ["device='cuda:1'", "finds none"]),
         ({"device": "cuda:abc"}, ValueError, ["device='cuda:abc'", "'cuda:1'"]),
@@ -233,7 +233,7 @@ def test_explain_of_an_unknown_device_lists_those_it_knows(package):
     with pytest.raises(ValueError) as caught:
         sw.explain("scaled_mm", m=16, n=4096, k=4096, device="H800")
     assert "device='H800'" in str(caught.value)
-    assert "has H200, NVIDIA H200, h200-sxm; pass one of those" in str(caught.value)
+    assert "(H200, NVIDIA H200, h200-sxm)" in str(caught.value)
 
 
 def test_explain_without_a_gpu_explains_the_reference(package):

@@ -118,7 +118,8 @@ def test_the_weights_of_the_wheels_table_are_drawn_between_its_m():
     assert any((key.n, key.k) in spec.WEIGHTS.values() for key in measured)
     drawn = held_out_problems.take("fp8_row", 1, 300)
     weights = {(key.n, key.k) for key in measured if key.scales == "row"}
-    assert sum((problem.n, problem.k) in weights for problem in drawn) == 150
+    # About half: a problem that was drawn before is drawn again.
+    assert 140 <= sum((problem.n, problem.k) in weights for problem in drawn) <= 160
     assert not {problem.key for problem in drawn} & measured
     assert len({problem.m for problem in drawn} - {key.m for key in measured}) > 60
 

@@ -62,7 +62,7 @@ class Environment:
         shutil.rmtree(self.folder, ignore_errors=True)
         subprocess.run([interpreter, "-m", "venv", "--without-pip", str(self.folder)], check=True)
         # First, since it tells in a second whether there is a wheel for this Python.
-        self.install(f"--find-links={wheels}", "--no-index", "--no-deps", "stoneware")
+        self.install("-f", str(wheels), "--no-index", "--no-deps", "stoneware")
         self.install("--no-deps", f"torch=={combination.torch}.*")
         requirements = self._requirements("torch")
         of_cuda = [name for name in requirements if _IS_OF_CUDA.match(name)]

@@ -34,6 +34,7 @@ PRIVATE = (
     "_ops.OpOverload",
     "autograd.function._SingleLevelFunction",
     "utils._pytree",
+    "utils._python_dispatch.TorchDispatchMode",
     "utils._python_dispatch._disable_current_modes",
     # The tuning state in autograd's threads (tuning/policy.py).
     "_C._get_obj_in_tls",
