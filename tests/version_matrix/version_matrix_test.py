@@ -65,6 +65,14 @@ def test_a_result_counts_only_for_the_wheels_and_tests_that_it_was_taken_with(tm
         assert version_matrix.result_of(tmp_path, *other)["status"] == "not run"
 
 
+def test_environments_of_a_stopped_run_are_not_used_again(tmp_path):
+    environment = version_matrix.environment_of(tmp_path, combinations.Combination())
+    environment.folder.mkdir()
+    (tmp_path / "results").mkdir()
+    version_matrix.remove_environments(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["results"]
+
+
 def test_an_interpreter_that_does_not_run_is_refused():
     with pytest.raises(app.UsageError, match="--python=/no/python must be a Python that runs"):
         version_matrix.interpreters(["/no/python"])

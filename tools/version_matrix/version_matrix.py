@@ -50,6 +50,7 @@ def main(argv: list[str]) -> int:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "stoneware/versions"
     cache = Path(_CACHE_DIR.value).absolute() if _CACHE_DIR.value else cache
     (cache / "results").mkdir(parents=True, exist_ok=True)
+    remove_environments(cache)
     wheels = copied(_WHEEL.value, cache / "wheels")
     pythons = interpreters(_PYTHON.value)
     planned = combinations()
@@ -78,6 +79,12 @@ def main(argv: list[str]) -> int:
     (root / JSON).write_text(json.dumps(document, indent=1) + "\n")
     page.write(root, document)
     return int(any(result["status"] in ("failed", "not run") for result in results))
+
+
+def remove_environments(cache: Path) -> None:
+    """Removes the environments of a run that was stopped: they may hold other wheels."""
+    for folder in cache.glob("python*-torch*/"):
+        shutil.rmtree(folder)
 
 
 def copied(wheels: list[str], folder: Path) -> dict[str, str]:
