@@ -42,7 +42,7 @@ class Environment:
     Attributes:
       folder: of the environment.
       shared: holds CUDA's libraries, which a CUDA build of torch loads and CPU tests do not call. They are those of
-        the first CUDA build of torch that is installed, and serve all of them.
+        the first build for CUDA 13 that is installed, and serve all of them; builds for CUDA 12 share others.
     """
 
     folder: Path
@@ -100,13 +100,15 @@ class Environment:
 
     def _link_cuda(self, requirements: list[str]) -> None:
         """Links CUDA's libraries next to torch, where it looks for them."""
-        if not self.shared.exists():
-            partial = self.shared.with_name(f"{self.shared.name}.partial")
+        is_of_12 = any("-cu12" in name for name in requirements)
+        shared = self.shared.with_name(f"{self.shared.name}_12") if is_of_12 else self.shared
+        if not shared.exists():
+            partial = shared.with_name(f"{shared.name}.partial")
             shutil.rmtree(partial, ignore_errors=True)
             _pip(["install", "--no-cache-dir", f"--target={partial}", *requirements])
-            partial.rename(self.shared)
+            partial.rename(shared)
         (packages,) = self.folder.glob("lib/python3*/site-packages")
-        (packages / "nvidia").symlink_to(self.shared / "nvidia")
+        (packages / "nvidia").symlink_to(shared / "nvidia")
 
 
 def _pip(arguments: list[str]) -> None:
