@@ -296,7 +296,7 @@ def _dtype_name(dtype: str | torch.dtype | None) -> str | torch.dtype | None:
 
 
 def device_of(op: str, device: str | torch.device | None) -> Device:
-    """The device that `explain` is asked about, with its rules and errors."""
+    """The device that `explain` answers for, with its rules and errors."""
     import torch
 
     if device is None:

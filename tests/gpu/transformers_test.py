@@ -31,7 +31,7 @@ MODEL_ERROR = 0.1
 @pytest.fixture(autouse=True)
 def _needs_hopper(device):
     if device.compute_capability != (9, 0):
-        pytest.skip(f"{device} is no Hopper GPU, for which the fp8 kernels are built")
+        pytest.skip(f"{device} is not a Hopper GPU; the fp8 kernels are built for that alone")
 
 
 def error(y, expected):

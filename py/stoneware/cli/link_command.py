@@ -58,7 +58,7 @@ def link(
     bias: Annotated[bool, typer.Option("--bias", help="The call has a bias.")] = False,
     gradients: Annotated[bool, typer.Option("--gradients", help="The call needs gradients.")] = False,
     device: Annotated[
-        str | None, typer.Option(help="A device in the tables, such as 'NVIDIA H200'. Default: the current GPU.")
+        str | None, typer.Option(help="A GPU, as for explain, such as 'H200'. Default: the current GPU.")
     ] = None,
     json: Json = False,
 ) -> int:
