@@ -63,6 +63,11 @@ def stoneware_repositories():
             name = "stoneware_python_headers_" + abi,
             abi = abi,
         )
+    python_headers(
+        name = "stoneware_python_headers_abi3_aarch64",
+        abi = "abi3",
+        architecture = "arm64",
+    )
     pypi_packages([
         "abi3audit",
         "abi3info",
@@ -174,8 +179,12 @@ def stoneware_toolchains(cc = True):
       cc: False leaves C and C++ to the toolchain that the workspace has.
     """
     if cc:
-        native.register_toolchains(str(Label("//third_party/zig:cc_toolchain")))
+        native.register_toolchains(
+            str(Label("//third_party/zig:cc_toolchain")),
+            str(Label("//third_party/zig:cc_toolchain_aarch64")),
+        )
     native.register_toolchains(
+        str(Label("//tools/build_rules/private:cuda_toolchain_aarch64")),
         str(Label("//tools/build_rules/private:cuda_toolchain")),
         "@stoneware_python//:toolchain",
     )
@@ -184,26 +193,33 @@ _TOOLCHAINS_BUILD = """\
 [
     toolchain(
         name = name,
-        exec_compatible_with = constraints,
-        target_compatible_with = constraints,
+        exec_compatible_with = exec_constraints,
+        target_compatible_with = target_constraints,
         toolchain = target,
         toolchain_type = type,
     )
-    for name, type, target, constraints in {toolchains}
+    for name, type, target, exec_constraints, target_constraints in {toolchains}
 ]
 """
 
-_X86_LINUX = [str(Label("@platforms//cpu:x86_64")), str(Label("@platforms//os:linux"))]
+def _linux(processor):
+    return [str(Label("@platforms//cpu:" + processor)), str(Label("@platforms//os:linux"))]
 
 def _registered_toolchains_impl(ctx):
+    cuda = str(Label("//tools/build_rules:cuda_toolchain_type"))
+    cc = "@bazel_tools//tools/cpp:toolchain_type"
+
+    # `:all` registers them by name: the one for a single processor must come before the one for any.
     toolchains = [
-        ("cuda", str(Label("//tools/build_rules:cuda_toolchain_type")), str(Label("//tools/build_rules/private:cuda")), []),
-        ("python", "@bazel_tools//tools/python:toolchain_type", str(Label("@stoneware_python//:pair")), []),
+        ("cuda_1", cuda, str(Label("//tools/build_rules/private:cuda_aarch64")), [], _linux("aarch64")),
+        ("cuda_2", cuda, str(Label("//tools/build_rules/private:cuda")), [], []),
+        ("python", "@bazel_tools//tools/python:toolchain_type", str(Label("@stoneware_python//:pair")), [], []),
     ]
     if ctx.attr.cc:
-        toolchains.append(
-            ("cc", "@bazel_tools//tools/cpp:toolchain_type", str(Label("//third_party/zig:cc")), _X86_LINUX),
-        )
+        toolchains += [
+            ("cc", cc, str(Label("//third_party/zig:cc")), _linux("x86_64"), _linux("x86_64")),
+            ("cc_aarch64", cc, str(Label("//third_party/zig:cc_aarch64")), _linux("x86_64"), _linux("aarch64")),
+        ]
     ctx.file("BUILD.bazel", _TOOLCHAINS_BUILD.format(toolchains = repr(toolchains)))
 
 _registered_toolchains = repository_rule(

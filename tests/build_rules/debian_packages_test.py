@@ -56,7 +56,18 @@ class Machine:
             f"debian.KEYRING = pathlib.Path({str(self.folder / 'keyring.gpg')!r}); sys.exit(debian.main(sys.argv))"
         )
         return subprocess.run(
-            [sys.executable, "-B", "-c", program, "bookworm", "small", version, sha256, str(self.folder / "headers")],
+            [
+                sys.executable,
+                "-B",
+                "-c",
+                program,
+                "bookworm",
+                "small",
+                version,
+                sha256,
+                str(self.folder / "headers"),
+                "amd64",
+            ],
             env={"PATH": f"{self.bin}{os.pathsep}/usr/bin{os.pathsep}/bin"},
             capture_output=True,
             text=True,

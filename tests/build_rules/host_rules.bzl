@@ -61,7 +61,12 @@ def _context(host, abi, calls):
         return struct(return_code = 1 if host["debian_error"] else 0, stderr = host["debian_error"], stdout = "")
 
     return struct(
-        attr = struct(abi = abi, _debian = "debian.py", _host = "interpreter"),
+        attr = struct(
+            abi = abi.removesuffix("_aarch64"),
+            architecture = "arm64" if abi.endswith("_aarch64") else "amd64",
+            _debian = "debian.py",
+            _host = "interpreter",
+        ),
         delete = _nothing,
         execute = execute,
         file = lambda path, content: calls.append(["file", path, content]),
@@ -92,14 +97,15 @@ def _linked(version, multiarch = False):
         links.append(["symlink", "/usr/include/" + folder, "headers/" + folder])
     return links
 
-def _unpacked(suite, version):
-    return ["execute", "/usr/bin/python", "-B", suite, "libpython{}-dev".format(version)]
+def _unpacked(suite, version, architecture = "amd64"):
+    return ["execute", "/usr/bin/python", "-B", suite, "libpython{}-dev".format(version), architecture]
 
 def _host_headers_test_impl(_ctx):
     problems = []
     for host, abi, expected in [
         ("debian_12", "host", _linked("3.11")),
         ("debian_12", "abi3", [_unpacked("trixie", "3.13")]),
+        ("debian_12", "abi3_aarch64", [_unpacked("trixie", "3.13", "arm64")]),
         ("debian_12_with_python3_dev", "host", _linked("3.11", multiarch = True)),
         ("debian_12_without_headers", "host", [_unpacked("bookworm", "3.11")]),
         ("fedora_python_3_13", "host", _linked("3.13")),
@@ -114,17 +120,17 @@ def _host_headers_test_impl(_ctx):
         build = calls[-1][2]
 
         # Versions and hashes of packages are in python.bzl alone.
-        if [call[:5] for call in calls[:-1]] != expected:
+        if [call[:5] + call[8:] for call in calls[:-1]] != expected:
             problems.append("{} {}: {}".format(host, abi, calls))
         if ("\"headers\"]" in build) != (len(expected) == 2 and expected[0][0] == "symlink"):
             problems.append("{} {}: {}".format(host, abi, build))
-        if ("Py_LIMITED_API=0x030C0000" in build) != (abi == "abi3"):
+        if ("Py_LIMITED_API=0x030C0000" in build) != abi.startswith("abi3"):
             problems.append("{} {}: {}".format(host, abi, build))
     return [AnalysisTestResultInfo(success = not problems, message = "\n".join(problems))]
 
 host_headers_test = rule(
     implementation = _host_headers_test_impl,
-    doc = "Headers are the host's where they fit, else Debian's, else those of a newer Python on PATH.",
+    doc = "Headers are the host's where they fit, else Debian's, else those of a newer Python on PATH; of aarch64 Debian's.",
     analysis_test = True,
 )
 

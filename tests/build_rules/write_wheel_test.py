@@ -219,6 +219,21 @@ def test_a_module_that_keeps_the_platform_tag_is_packed(pack, tmp_path, module):
         assert archive.read("small/_native.abi3.so") == module
 
 
+@pytest.mark.parametrize("processor", ["aarch64", "x86_64"])
+def test_a_module_for_another_processor_than_the_tag_is_refused(pack, tmp_path, module, processor):
+    machine = {"x86_64": b"\x3e", "aarch64": b"\xb7"}  # of elf.h: 62 and 183
+    for name, low_byte in machine.items():
+        other = module[:18] + low_byte + b"\0" + module[20:]
+        flags = (f"--tag=cp312-abi3-linux_{processor}",)
+        if name == processor:
+            pack(tmp_path / name, modules={"small/_native.abi3.so": other}, flags=flags)
+            continue
+        with pytest.raises(subprocess.CalledProcessError) as failure:
+            pack(tmp_path / name, modules={"small/_native.abi3.so": other}, flags=flags)
+        for words in (f"linux_{processor}", f"small/_native.abi3.so is for {name};", "set `platform`"):
+            assert words in failure.value.stderr
+
+
 def test_a_module_that_needs_more_than_the_platform_tag_says_is_refused(pack, tmp_path, module):
     other = module.replace(b"libc.so.6\0", b"libz.so.6\0")
     with pytest.raises(subprocess.CalledProcessError) as failure:

@@ -40,6 +40,11 @@ class BuiltWheel:
         return "-".join(self.path.stem.split("-")[2:])
 
     @property
+    def processor(self) -> str:
+        """What the platform tag ends with."""
+        return "aarch64" if self.tag.endswith("_aarch64") else "x86_64"
+
+    @property
     def info(self) -> str:
         """The .dist-info folder, by the file's name."""
         return "-".join(self.path.stem.split("-")[:2]) + ".dist-info"

@@ -13,8 +13,10 @@ from elftools.elf.sections import SymbolTableSection
 
 _DRIVER_USERS = ("stoneware/ops/_sm90", "stoneware/runtime/_driver")
 _MODULES = ("stoneware/ops/_call", *_DRIVER_USERS)
-# All of them parts of glibc; the last has __tls_get_addr, for what a thread has to itself.
-_ALLOWED_LIBRARIES = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "ld-linux-x86-64.so.2"}
+# All of them parts of glibc; a loader has __tls_get_addr, for what a thread has to itself.
+_ALLOWED_LIBRARIES = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1"}
+_LOADERS = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}
+_MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
 # Debian 10, RHEL 8; the target of //third_party/zig.
 _NEWEST_GLIBC = (2, 28)
 _CUDA_NAME = re.compile(r"_*(cu[A-Z]|cuda|nv[A-Z]|__nv)")
@@ -43,10 +45,14 @@ def test_wheel_has_these_modules_and_no_other(wheel):
     assert sorted(path.split(".")[0] for path in wheel.modules) == sorted(_MODULES)
 
 
-def test_modules_need_parts_of_glibc_alone(elf):
+def test_modules_are_for_the_processor_of_the_tag(wheel, elf):
+    assert (elf["e_type"], elf["e_machine"]) == ("ET_DYN", _MACHINES[wheel.processor])
+
+
+def test_modules_need_parts_of_glibc_alone(wheel, elf):
     needed = {entry.needed for entry in dynamic_tags(elf, "DT_NEEDED")}
     assert "libc.so.6" in needed
-    assert needed <= _ALLOWED_LIBRARIES
+    assert needed <= _ALLOWED_LIBRARIES | {_LOADERS[wheel.processor]}
 
 
 def test_modules_show_no_cuda_symbol(elf, request):

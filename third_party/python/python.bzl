@@ -1,15 +1,18 @@
 """The host's Python for tools and tests, and CPython headers for both ABIs of the modules."""
 
-# Debian's CPython headers, for hosts that lack them: suite, version, and the sha256 that
-# tools/bootstrap/debian.py computes of the folder, and prints if another one is there.
+# Debian's CPython headers, for hosts that lack them, and for wheels for another processor: suite, version, and by
+# Debian's architecture the sha256 that tools/bootstrap/debian.py computes of the folder, and prints if another is there.
 _DEBIAN_HEADERS = {
     "3.11": struct(
-        sha256 = "cb600a64cc44d5459fb168e1c3e06deffcb82b6a7bb04f7face81507c2e2eeb2",
+        sha256 = {"amd64": "cb600a64cc44d5459fb168e1c3e06deffcb82b6a7bb04f7face81507c2e2eeb2"},
         suite = "bookworm",
         version = "3.11.2",
     ),
     "3.13": struct(
-        sha256 = "fb2f3f89dfbe147c59c826b826eef88ab15a2b92828fa34de69b639e3c2b7da4",
+        sha256 = {
+            "amd64": "fb2f3f89dfbe147c59c826b826eef88ab15a2b92828fa34de69b639e3c2b7da4",
+            "arm64": "3caa10a3443c82d9240b4bf0c8f2fb43ef63d32583cb9a52b69b72124efdf054",
+        },
         suite = "trixie",
         version = "3.13.5",
     ),
@@ -106,9 +109,17 @@ def python_headers_impl(ctx):
     python, version, include = ctx.read(ctx.attr._host).strip().split("\n")
     is_abi3 = ctx.attr.abi == "abi3"
     needed = version
-    if is_abi3 and [int(part) for part in version.split(".")] < _ABI3_MINIMUM:
+    if ctx.attr.architecture != "amd64" or is_abi3 and [int(part) for part in version.split(".")] < _ABI3_MINIMUM:
         needed = _ABI3_DEBIAN
-    if needed == version and ctx.path(include + "/Python.h").exists:
+    if ctx.attr.architecture != "amd64":
+        includes, reason = _fetch_from_debian(ctx, python, needed)
+        if reason:
+            fail("a wheel for {0} needs Debian's headers of Python {1} for {0}, but they cannot be used: {2}\nbuild on Debian 12 or later, or by the `docker run` line of docs/wheels.md".format(
+                ctx.attr.architecture,
+                needed,
+                reason,
+            ))
+    elif needed == version and ctx.path(include + "/Python.h").exists:
         includes = _link(ctx, include)
     else:
         includes, reason = _fetch_from_debian(ctx, python, needed)
@@ -129,10 +140,11 @@ python_headers = repository_rule(
 
 "host" fits the interpreter of host_python; "abi3" defines Py_LIMITED_API for CPython 3.12 and later.
 They are the host's if it has them, otherwise Debian's, fetched with apt-get. If Debian's cannot be
-fetched, "abi3" uses those of any Python 3.12 or 3.13 on PATH.
+fetched, "abi3" uses those of any Python 3.12 or 3.13 on PATH. For another architecture they are Debian's.
 """,
     attrs = {
         "abi": attr.string(mandatory = True, values = ["host", "abi3"]),
+        "architecture": attr.string(default = "amd64", values = ["amd64", "arm64"], doc = "Debian's name of it"),
         "_debian": attr.label(default = Label("//tools/bootstrap:debian.py")),
         "_host": attr.label(default = Label("@stoneware_python//:interpreter")),
     },
@@ -164,8 +176,9 @@ def _fetch_from_debian(ctx, python, needed):
         headers.suite,
         "libpython{}-dev".format(needed),
         headers.version,
-        headers.sha256,
+        headers.sha256[ctx.attr.architecture],
         "headers",
+        ctx.attr.architecture,
     ], timeout = 600)
     if result.return_code:
         ctx.delete("headers")

@@ -16,6 +16,22 @@ load("@rules_cc//cc/toolchains:cc_toolchain_config_info.bzl", "CcToolchainConfig
 
 GLIBC = "2.28"
 
+# Processor of zig's triples: Bazel's name of it in output folders.
+_CPUS = {
+    "aarch64": "aarch64",
+    "x86_64": "k8",
+}
+
+def zig_target(processor):
+    """The triple that zig compiles for.
+
+    Args:
+      processor: "x86_64" or "aarch64".
+    Returns:
+      the value of -target.
+    """
+    return "{}-linux-gnu.{}".format(processor, GLIBC)
+
 _COMPILE = [
     ACTION_NAMES.assemble,
     ACTION_NAMES.preprocess_assemble,
@@ -61,7 +77,7 @@ def _tools_impl(ctx):
     cache = program.path + ".cache"  # It goes with the sandbox.
     ctx.actions.run(
         executable = zig,
-        arguments = ["cc", "-target", "x86_64-linux-gnu." + GLIBC, "-DZIG=\"{}\"".format(zig)] +
+        arguments = ["cc", "-target", zig_target("x86_64"), "-DZIG=\"{}\"".format(zig)] +
                     ["-std=c11", "-O2", "-g0", "-s", ctx.file.src.path, "-o", program.path],
         inputs = [ctx.file._zig, ctx.file.src],
         outputs = [program],
@@ -86,7 +102,7 @@ def _runtime_cache_impl(ctx):
     out = ctx.actions.declare_directory(ctx.label.name)
     ctx.actions.run(
         executable = ctx.executable._build,
-        arguments = [ctx.file._zig.path + "/zig", out.path],
+        arguments = [ctx.file._zig.path + "/zig", out.path, zig_target(ctx.attr.processor)],
         inputs = [ctx.file._zig],
         outputs = [out],
         env = {"PATH": "/bin:/usr/bin"},
@@ -99,6 +115,7 @@ zig_runtime_cache = rule(
     implementation = _runtime_cache_impl,
     doc = "The run-time libraries that zig builds itself, built once, as a cache for every link.",
     attrs = {
+        "processor": attr.string(mandatory = True, values = _CPUS.keys()),
         "_build": attr.label(
             default = Label("//third_party/zig:build_runtime_cache"),
             allow_single_file = True,
@@ -109,7 +126,14 @@ zig_runtime_cache = rule(
 )
 
 def _config_impl(ctx):
+    processor = ctx.attr.processor
+
     flags = lambda actions, words: flag_set(actions = actions, flag_groups = [flag_group(flags = words)])
+
+    # clang++ compiles for x86-64 unless an argument names another target.
+    target = []
+    if processor != "x86_64":
+        target = [flags(_COMPILE + _LINK_SHARED + _LINK_EXECUTABLE, ["-target", zig_target(processor)])]
     features = [
         feature(name = "supports_pic", enabled = True),
         feature(name = "supports_dynamic_linker", enabled = True),
@@ -135,7 +159,7 @@ def _config_impl(ctx):
                 flags(_COMPILE, ["-fno-sanitize=all"]),
                 flags(_LINK_SHARED, ["-fPIC", "-s", "-shared"]),
                 flags(_LINK_EXECUTABLE, ["-fPIC", "-s", "-pie"]),
-            ],
+            ] + target,
             env_sets = [env_set(
                 actions = _LINK_SHARED + _LINK_EXECUTABLE,
                 env_entries = [env_entry(
@@ -149,8 +173,8 @@ def _config_impl(ctx):
         ctx = ctx,
         toolchain_identifier = "stoneware_zig",
         compiler = "clang",
-        target_cpu = "k8",
-        target_system_name = "x86_64-linux-gnu",
+        target_cpu = _CPUS[processor],
+        target_system_name = processor + "-linux-gnu",
         target_libc = "glibc_" + GLIBC,
         abi_version = "clang",
         abi_libc_version = GLIBC,
@@ -173,6 +197,7 @@ def _config_impl(ctx):
 zig_cc_toolchain_config = rule(
     implementation = _config_impl,
     attrs = {
+        "processor": attr.string(mandatory = True, values = _CPUS.keys(), doc = "what is compiled for"),
         "runtime_cache": attr.label(mandatory = True, allow_single_file = True, cfg = "exec"),
     } | {
         name: attr.label(default = Label(default), allow_single_file = True, cfg = "exec")

@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 static char zig[] = ZIG; /* its path from there */
-static char target[] = "x86_64-linux-gnu.2.28";
+static char target[] = "x86_64-linux-gnu.2.28"; /* a later -target replaces it */
 static char scratch[PATH_MAX];
 static size_t source_length;
 static volatile sig_atomic_t child;

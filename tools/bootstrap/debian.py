@@ -24,7 +24,7 @@ Priority: optional
 Section: misc
 Installed-Size: 1
 Maintainer: nobody
-Architecture: amd64
+Architecture: {architecture}
 Multi-Arch: foreign
 Version: 9999
 Description: taken as present
@@ -67,16 +67,18 @@ def download(
     folder: pathlib.Path,
     taken_as_installed: tuple[str, ...] = (),
     with_dependencies: bool = True,
+    architecture: str = "amd64",
 ) -> list[pathlib.Path]:
     """Downloads `packages` of `suite` into `folder`; returns the .deb files, sorted.
 
     Args:
-      packages: names of Debian packages, architecture amd64, each with the upstream version that the suite
+      packages: names of Debian packages, each with the upstream version that the suite
         must have, or with an empty one if any will do.
       suite: Debian suite, for example "trixie".
       folder: working folder; apt's state and the files go below it.
       taken_as_installed: dependencies that are left out together with theirs.
       with_dependencies: False downloads the named packages alone.
+      architecture: Debian's name of the processor.
 
     Raises:
       DebianUnavailable: no usable apt, apt failed (its own words are in the message), or another version.
@@ -85,7 +87,9 @@ def download(
     for part in ("lists/partial", "cache/archives/partial", "debs"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     (folder / "sources.list").write_text(f"deb [signed-by={KEYRING}] {uri} {suite} main\n")
-    (folder / "status").write_text("".join(_INSTALLED_STANZA.format(name=name) for name in taken_as_installed))
+    (folder / "status").write_text(
+        "".join(_INSTALLED_STANZA.format(name=name, architecture=architecture) for name in taken_as_installed)
+    )
     options = [
         "-qq",
         f"-oDir::Etc::SourceList={folder / 'sources.list'}",
@@ -93,7 +97,7 @@ def download(
         f"-oDir::State::Lists={folder / 'lists'}",
         f"-oDir::State::status={folder / 'status'}",
         f"-oDir::Cache={folder / 'cache'}",
-        "-oAPT::Architecture=amd64",
+        f"-oAPT::Architecture={architecture}",
         "-oAPT::Install-Recommends=0",
         "-oAPT::Sandbox::User=" + ("root" if os.geteuid() == 0 else ""),
         "-oAcquire::Languages=none",
@@ -148,17 +152,17 @@ def sha256_of(folder: pathlib.Path) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """`debian.py SUITE PACKAGE VERSION SHA256 FOLDER`: unpacks the headers of one package, FOLDER/unpacked/usr/include.
+    """`debian.py SUITE PACKAGE VERSION SHA256 FOLDER ARCHITECTURE`: unpacks the headers of one package.
 
-    A new revision of the package, with the same headers, has the same SHA256.
+    They are in FOLDER/unpacked/usr/include. A new revision of the package, with the same headers, has the same SHA256.
     """
-    if len(argv) != 6:
-        print("usage: debian.py SUITE PACKAGE VERSION SHA256 FOLDER", file=sys.stderr)
+    if len(argv) != 7:
+        print("usage: debian.py SUITE PACKAGE VERSION SHA256 FOLDER ARCHITECTURE", file=sys.stderr)
         return 2
     suite, package, version, expected = argv[1:5]
     folder = pathlib.Path(argv[5]).absolute()
     try:
-        debs = download({package: version}, suite, folder / "apt", with_dependencies=False)
+        debs = download({package: version}, suite, folder / "apt", with_dependencies=False, architecture=argv[6])
     except DebianUnavailable as error:
         print(f"cannot get Debian's {package} ({suite}): {error}", file=sys.stderr)
         return 1

@@ -29,7 +29,7 @@ import bazelw
 import cache_server
 from absl import app, flags, logging
 
-_TARGET = flags.DEFINE_string("target", "//:wheel", "What is built; its files that end in .whl are compared.")
+_TARGET = flags.DEFINE_string("target", "//:release_wheels", "What is built; its files that end in .whl are compared.")
 _FOLDER = flags.DEFINE_string("folder", None, "Where the clones and their outputs go; by default in bazelw's cache.")
 _COLD = flags.DEFINE_bool(
     "cold",

@@ -7,6 +7,7 @@ load(":backward.bzl", "narrower")
 load(":cuda_cubin.bzl", "cuda_cubin")
 load(":cuda_library.bzl", "cuda_library")
 load(":open_kernels.bzl", "open_kernels")
+load(":platform.bzl", "to_outer_platform")
 load(":providers.bzl", "CudaArchsInfo", "KernelInfo", "OpenKernelsInfo")
 
 # A config is a struct as kernel_config() makes it. Its family has texts for str.format: `device`, the
@@ -68,7 +69,11 @@ _host_source = rule(
     implementation = _host_source_impl,
     doc = "The source of a family's host object: its beginning, and the entry of each kernel that is built.",
     attrs = {
-        "entries": attr.label_keyed_string_dict(providers = [KernelInfo], doc = "kernel: its entry"),
+        "entries": attr.label_keyed_string_dict(
+            cfg = to_outer_platform,
+            providers = [KernelInfo],
+            doc = "kernel: its entry",
+        ),
         "head": attr.string(mandatory = True),
         "out": attr.output(mandatory = True),
     },
@@ -162,9 +167,9 @@ _embedded_kernels = rule(
             providers = [CcInfo],
             doc = "the host object of each family, and its architecture",
         ),
-        "kernels": attr.label_list(providers = [KernelInfo]),
+        "kernels": attr.label_list(cfg = to_outer_platform, providers = [KernelInfo]),
         "namespace": attr.string(mandatory = True),
-        "open_kernels": attr.label_list(providers = [OpenKernelsInfo]),
+        "open_kernels": attr.label_list(cfg = to_outer_platform, providers = [OpenKernelsInfo]),
         "_cuda_archs": attr.label(default = Label("//:cuda_archs"), providers = [CudaArchsInfo]),
     },
     fragments = ["cpp"],

@@ -41,6 +41,8 @@ def _compile(ctx, src, context):
     generated = "/".join([part for part in [ctx.bin_dir.path, ctx.label.workspace_root] if part])
     args = ctx.actions.args()
     args.add_all(_COPTS)
+    if toolchain.host_target:
+        args.add("-target", toolchain.host_target)
     args.add(toolchain.cuda.path, format = "--cuda-path=%s")
     args.add_all(_NVCC_VERSION + ctx.attr.defines, format_each = "-D%s")
     args.add_all(context.defines, format_each = "-D%s")

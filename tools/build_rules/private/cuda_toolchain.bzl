@@ -6,6 +6,7 @@ def _cuda_toolchain_impl(ctx):
     return [platform_common.ToolchainInfo(
         clang = ctx.file.clang,
         cuda = ctx.file.cuda,
+        host_target = ctx.attr.host_target,
         files = depset([ctx.file.clang, ctx.file.cuda] + ctx.files.clang_files),
     )]
 
@@ -42,6 +43,9 @@ Example:
             allow_single_file = True,
             cfg = "exec",
             doc = "the toolkit's folder: bin, include, nvvm",
+        ),
+        "host_target": attr.string(
+            doc = "what clang's -target is for cuda_library, if it is not the processor that the build runs on",
         ),
     },
 )

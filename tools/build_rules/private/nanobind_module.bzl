@@ -2,6 +2,7 @@
 
 load("@rules_cc//cc:cc_binary.bzl", "cc_binary")
 load("@rules_cc//cc:cc_library.bzl", "cc_library")
+load(":platform.bzl", "to_outer_platform")
 load(":providers.bzl", "PythonExtensionInfo")
 
 _COPTS = [
@@ -36,7 +37,7 @@ def _stub(ctx):
     return stub
 
 def _python_extension_impl(ctx):
-    host = ctx.attr.host
+    host = ctx.attr.host[0] if ctx.attr.host else None  # A transition makes a list of it.
     return [
         DefaultInfo(files = depset([ctx.file.module])),
         PythonExtensionInfo(
@@ -50,6 +51,7 @@ _python_extension = rule(
     implementation = _python_extension_impl,
     attrs = {
         "host": attr.label(
+            cfg = to_outer_platform,
             providers = [PythonExtensionInfo],
             doc = "the same module for the host's Python, which can import it to write the stub; of abi3 alone",
         ),
@@ -106,7 +108,7 @@ def nanobind_module(
     shared = {"tags": tags, "target_compatible_with": target_compatible_with, "testonly": testonly}
     defines = ["NB_DOMAIN=stoneware" + module_name, "NB_COMPACT_ASSERTIONS"]
     for abi in ("host", "abi3"):
-        headers = Label("@stoneware_python_headers_{}//:headers".format(abi))
+        headers = Label("//third_party/python:headers_" + abi)
         cc_library(
             name = "{}_nanobind_{}".format(name, abi),
             srcs = [Label("@stoneware_nanobind//:tree/src/nb_combined.cpp")],

@@ -2,6 +2,7 @@
 
 load("@stoneware_python//:version.bzl", "PYTHON_VERSION")
 load(":nanobind_module.bzl", "extension_for_abi")
+load(":platform.bzl", "processor_of", "to_platform_of_tag")
 load(":providers.bzl", "KernelInfo", "OpenKernelsInfo", "PythonExtensionInfo", "TileMatmulInfo")
 
 _HOST_TAG = "cp" + PYTHON_VERSION.replace(".", "")
@@ -29,6 +30,11 @@ def _pairs(ctx, attribute):
 
 def _python_wheel_impl(ctx):
     python_and_abi, suffix = _ABIS[ctx.attr.abi]
+    if ctx.attr.abi == "host" and processor_of(ctx.attr.platform) != "x86_64":
+        fail("{}: a wheel for another processor must have abi = \"abi3\", since the headers of the host's Python are for x86-64, but has abi = \"host\" and platform = \"{}\"; set abi = \"abi3\"".format(
+            ctx.label,
+            ctx.attr.platform,
+        ))
     tag = "{}-{}".format(python_and_abi, ctx.attr.platform)
     contents = {}
 
@@ -124,6 +130,7 @@ python_wheel_rule = rule(
             doc = "group, such as console_scripts: \"name = module:function\", in any order",
         ),
         "extensions": attr.label_keyed_string_dict(
+            cfg = to_platform_of_tag,
             providers = [PythonExtensionInfo],
             doc = "modules of this ABI: folder in the wheel",
         ),
@@ -151,7 +158,8 @@ python_wheel_rule = rule(
             # The glibc that the C++ toolchain of stoneware_toolchains() targets (//third_party/zig).
             default = "manylinux_2_28_x86_64",
             doc = "Platform tag. With a manylinux tag the modules are checked: one that needs a newer " +
-                  "symbol or another library fails the build. linux_x86_64 promises nothing.",
+                  "symbol or another library fails the build. linux_x86_64 promises nothing. With one that ends " +
+                  "with aarch64 the modules are compiled for that processor; `abi` must then be abi3.",
         ),
         "readme": attr.label(mandatory = True, allow_single_file = True, doc = "the long description, in Markdown"),
         "requires": attr.string_list(doc = "requirements, as pip spells them"),

@@ -12,6 +12,7 @@ import logging
 import os
 import pathlib
 import re
+import struct
 import sys
 import zipfile
 
@@ -48,6 +49,9 @@ _EXTRA_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 # The entry points specification of the Python packaging guide; names as its "new" ones.
 _GROUP = re.compile(r"\w+(\.\w+)*")
 _ENTRY = re.compile(r"\s*([\w.-]+)\s*=\s*(\w+(?:\.\w+)*(:\w+(?:\.\w+)*)?)\s*")
+# elf.h: e_machine, little-endian, and its values by the end of a platform tag.
+_ELF_MACHINE_OFFSET = 18
+_ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
 _MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_\w+")  # PEP 600
 # Of these installers make programs, which call a function.
 _SCRIPT_GROUPS = ("console_scripts", "gui_scripts")
@@ -143,6 +147,26 @@ def wheel_metadata() -> bytes:
     ).encode()
 
 
+def check_processor(contents: dict[str, bytes], tag: str) -> None:
+    """Checks that the modules are for the processor of the platform tag; auditwheel leaves out those that are not.
+
+    Raises:
+      WheelError: one is for another processor.
+    """
+    processor = next((name for name in _ELF_MACHINES if tag.endswith(f"_{name}")), None)
+    for path, data in contents.items():
+        if processor is None or not path.endswith(".so"):
+            continue
+        (machine,) = struct.unpack_from("<H", data, _ELF_MACHINE_OFFSET)
+        if machine != _ELF_MACHINES[processor]:
+            names = {number: name for name, number in _ELF_MACHINES.items()}
+            raise WheelError(
+                f"modules must be for the processor of the tag {tag}, but {path} is for "
+                f"{names.get(machine, f'ELF machine {machine}')}; set `platform` of the python_wheel to the tag of "
+                "that processor, or build without --platforms"
+            )
+
+
 def check_platform(wheel: pathlib.Path, tag: str) -> None:
     """Checks the symbol versions and libraries of the wheel's modules against its platform tag.
 
@@ -210,6 +234,7 @@ def main(argv: list[str]) -> None:
     info = f"{_DISTRIBUTION.value}-{_VERSION.value}.dist-info"
     contents[f"{info}/WHEEL"] = wheel_metadata()
     try:
+        check_processor(contents, _TAG.value)
         contents[f"{info}/METADATA"] = metadata()
         if _ENTRY_POINT.value:
             contents[f"{info}/entry_points.txt"] = entry_points(_ENTRY_POINT.value)
