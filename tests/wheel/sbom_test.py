@@ -26,6 +26,14 @@ _COMPILED_IN = {
     "robin-map",
     "ziglang",
 }
+# Names in NOTICE, where they differ.
+_NOTICE_NAMES = {
+    "libcxx": "libc++",
+    "libcxxabi": "libc++abi",
+    "nvidia-cutlass": "CUTLASS",
+    "robin-map": "robin_map",
+    "ziglang": "Zig",
+}
 _TOOLS = {"nvidia-cuda-nvcc", "nvidia-nvvm", "triton"}
 
 
@@ -100,6 +108,15 @@ def test_versions_and_digests_are_those_of_the_lock(sbom, locked):
         assert package.version == version
         assert sha256s(package.checksums) == set(files.values())
         assert [reference.locator for reference in package.external_references] == [f"pkg:pypi/{name}@{version}"]
+
+
+def test_notice_names_what_is_compiled_in_with_the_same_licence(wheel, sbom):
+    notice = wheel.members[f"{wheel.info}/licenses/NOTICE"].decode()
+    entries = re.findall(r"^(\S[^()\n]*) \(([^)]+)\)", notice, re.MULTILINE)
+    licences = {name: licence for names, licence in entries for name in re.findall(r"[\w+-]+", names)}
+    for name in _COMPILED_IN:
+        declared = str(packages(sbom)[name].license_declared)
+        assert (name, licences.get(_NOTICE_NAMES.get(name, name))) == (name, declared)
 
 
 def macros(variable: str, pattern: str) -> list[str]:
