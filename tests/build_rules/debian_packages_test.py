@@ -115,6 +115,27 @@ def test_a_suite_that_has_moved_on_is_refused_before_the_download(machine, carri
     assert f"Debian bookworm must have small 1.0, but has {carried}: it has moved on" in result.stderr
 
 
+def test_the_accepted_version_is_downloaded_not_the_newest(machine):
+    newest_first = "2.0-1\n small | 1.0-7 | file:/mirror bookworm/main amd64 Packages\n small | 0.9-1"
+    machine.set_package(newest_first.replace("\n", "'\necho '"), define=1)
+    assert machine.fetch("1.0", "0" * 64).returncode == 1
+    assert " download small=1.0-7\n" in (machine.folder / "log").read_text()
+
+
+@pytest.mark.parametrize(("carried", "is_accepted"), [("25.0.5+8-1", True), ("25.9-1", True), ("250.1-1", False)])
+def test_a_version_may_be_accepted_by_how_it_begins(machine, carried, is_accepted):
+    machine.set_package(carried, define=1)
+    result = machine.fetch("25.*", "0" * 64)
+    assert machine.downloads == is_accepted
+    assert (f"must have small 25.*, but has {carried}" in result.stderr) is not is_accepted
+
+
+def test_no_package_is_taken_in_any_version(machine):
+    result = machine.fetch("", "0" * 64)
+    assert machine.downloads == 0
+    assert "must have small , but has 1.0-2+deb12u3" in result.stderr
+
+
 def test_apt_is_asked_for_its_mirror_before_the_first_update(machine):
     sha256_of_headers(machine)
     first = (machine.folder / "log").read_text().splitlines()[0]

@@ -95,6 +95,21 @@ def test_first_start_installs_and_the_second_finds_it(installation):
     assert installation.num_runs == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "is_accepted"),
+    [("bazel 7.7.1\n", True), ("bazel 7.7.1- (@non-git)\n", True), ("bazel 7.7.10\n", False), ("", False)],
+)
+def test_a_bazel_that_says_another_version_is_refused(text, is_accepted):
+    sys.path.insert(0, str(_BOOTSTRAP))
+    import debian_bazel
+
+    if is_accepted:
+        debian_bazel.check_version(text, "7.7.1")
+        return
+    with pytest.raises(debian_bazel.CannotInstall, match=f"must be 7.7.1, but says {text.strip()!r}"):
+        debian_bazel.check_version(text, "7.7.1")
+
+
 def test_two_starts_at_once_install_once_and_both_succeed(installation):
     slow = """
         (folder / "started").touch()

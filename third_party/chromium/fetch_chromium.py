@@ -1,8 +1,8 @@
 """Fetches Debian's headless Chromium, its shared libraries and a font into one folder.
 
 Called by the repository rule of chromium.bzl: `fetch_chromium.py FOLDER` makes FOLDER/chromium,
-FOLDER/lib and FOLDER/fonts. apt verifies the packages against Debian's keyring; their version is the
-one that the suite has today. PYTHONPATH has the folder of debian.py.
+FOLDER/lib and FOLDER/fonts. apt verifies the packages against Debian's keyring, and their versions are
+checked. PYTHONPATH has the folder of debian.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import debian
 
 # The oldest supported host: its programs run on every later one.
 SUITE = "bookworm"
-# No output of the build depends on their versions; those of a browser last a few weeks.
-PACKAGES = {"chromium-headless-shell": "", "fonts-dejavu-core": ""}
+# The accepted versions. The main archive of this suite is of July 2026, and its security archive is not read.
+PACKAGES = {"chromium-headless-shell": "150.0.7871.100", "fonts-dejavu-core": "2.37"}
 # libc6 is the host's. The others only serve configuring a system and windows on a screen; Mesa and
 # LLVM would come with them, 200 MB.
 NOT_NEEDED = ("debconf", "libc6", "x11-utils", "xdg-utils")
@@ -73,8 +73,9 @@ def main(argv: list[str]) -> None:
             debs = debian.download(PACKAGES, SUITE, scratch / "apt", taken_as_installed=NOT_NEEDED)
         except debian.DebianUnavailable as error:
             sys.exit(
-                f"headless Chromium comes from Debian {SUITE} through apt, but {error}; build on "
-                "Debian 12 or later, or leave out the tests that need a browser"
+                f"headless Chromium comes from Debian {SUITE} through apt, but {error}; build on Debian 12 or later, "
+                "accept another version in PACKAGES of fetch_chromium.py if the tests in a browser pass with it, or "
+                "leave those tests out"
             )
         debian.unpack(debs, scratch / "root")
         arrange(scratch / "root", folder)

@@ -2,7 +2,7 @@
 
 `apt-get` does the work, with state folders of its own, so the machine's mirror, proxy, certificates
 and archive keyring apply and no root is needed. Used by bazelw (Bazel itself), by //third_party/python
-(CPython headers) and by //third_party/chromium. A suite moves on, so versions are checked.
+(CPython headers) and by //third_party/chromium. A suite moves on, so each package has a version that is accepted.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def download(
     """Downloads `packages` of `suite` into `folder`; returns the .deb files, sorted.
 
     Args:
-      packages: names of Debian packages, each with the upstream version that the suite
-        must have, or with an empty one if any will do.
+      packages: names of Debian packages, each with its accepted upstream version, for example "7.7.1", in any
+        revision of Debian's; or with how it begins, for example "25.*".
       suite: Debian suite, for example "trixie".
       folder: working folder; apt's state and the files go below it.
       taken_as_installed: dependencies that are left out together with theirs.
@@ -104,19 +104,23 @@ def download(
         "-oDebug::NoLocking=1",
     ]
     _apt(["apt-get", *options, "update"], folder)
+    chosen = []
     for name, version in packages.items():
+        pattern = re.escape(version.removesuffix("*")) + ("" if version.endswith("*") else r"(?![\d.])")
         # Lines of "name | version | source", the newest first.
         lines = _apt(["apt-cache", *options, "madison", name], folder).splitlines()
         versions = [line.split("|")[1].strip() for line in lines]
-        if version and not any(re.match(re.escape(version) + r"(?![\d.])", carried) for carried in versions):
+        accepted = [carried for carried in versions if re.match(pattern, carried)]
+        if not accepted:
             raise DebianUnavailable(
                 f"Debian {suite} must have {name} {version}, but has {', '.join(versions) or 'none'}: it has moved on"
             )
+        chosen.append(f"{name}={accepted[0]}")
     if with_dependencies:
-        _apt(["apt-get", *options, "-y", "--download-only", "install", *packages], folder)
+        _apt(["apt-get", *options, "-y", "--download-only", "install", *chosen], folder)
         found = folder / "cache/archives"
     else:
-        _apt(["apt-get", *options, "download", *packages], folder / "debs")
+        _apt(["apt-get", *options, "download", *chosen], folder / "debs")
         found = folder / "debs"
     return sorted(found.glob("*.deb"))
 

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,9 @@ import debian
 SUITE = "forky"
 # Finds a Python with pip: a virtual environment may have none.
 FIND_PYTHON = pathlib.Path(__file__).resolve().parents[2] / "third_party/python/find_python.py"
-PACKAGES = ("bazel-bootstrap", "openjdk-25-jre-headless")
+BAZEL = "bazel-bootstrap"
+# Names in the suite and the accepted versions; that of BAZEL is the one in .bazelversion.
+JAVA = {"openjdk-25-jre-headless": "25.*"}
 # Dependencies that only serve compiling, configuring a system, or documentation.
 NOT_NEEDED = (
     "build-essential",
@@ -119,9 +122,9 @@ def _install(staging: pathlib.Path, prefix: pathlib.Path, version: str, say: Cal
         say(f"[{number}/{_STEPS}] {text}")
 
     python = _python_with_pip()
-    step(1, f"downloading {' and '.join(PACKAGES)} of Debian {SUITE} (about 200 MB)")
-    versions = {name: version if name == "bazel-bootstrap" else "" for name in PACKAGES}
-    debs = debian.download(versions, SUITE, staging / "apt", taken_as_installed=NOT_NEEDED)
+    packages = {BAZEL: version, **JAVA}
+    step(1, f"downloading {' and '.join(packages)} of Debian {SUITE} (about 200 MB)")
+    debs = debian.download(packages, SUITE, staging / "apt", taken_as_installed=NOT_NEEDED)
     step(2, f"unpacking {len(debs)} packages")
     root = staging / "root"
     debian.unpack(debs, root)
@@ -134,7 +137,18 @@ def _install(staging: pathlib.Path, prefix: pathlib.Path, version: str, say: Cal
     root.rename(prefix)  # The programs name their interpreter by its final place.
     shutil.rmtree(staging)
     result = subprocess.run([*command(prefix), "--version"], cwd="/", capture_output=True, text=True, check=True)
+    check_version(result.stdout, version)
     (prefix / _DONE).write_text(result.stdout)
+
+
+def check_version(text: str, version: str) -> None:
+    """Checks what `bazel --version` printed.
+
+    Raises:
+      CannotInstall: another version.
+    """
+    if not re.match(rf"bazel {re.escape(version)}(?![\d.])", text):
+        raise CannotInstall(f"the Bazel of Debian {SUITE} must be {version}, but says {text.strip()!r}")
 
 
 def _empty_module(prefix: pathlib.Path, name: str) -> pathlib.Path:
