@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import os
 import pathlib
 import urllib.error
@@ -11,6 +13,9 @@ import cache_server
 import pytest
 
 _NAME = "ab" + "0" * 62
+# Two pools of Bazel's, 100 connections each.
+_NUM_KEPT_OPEN = 200
+_PATIENCE_S = 20
 
 
 @pytest.fixture
@@ -39,6 +44,17 @@ def test_what_is_put_is_given_back(address, folder, kind):
     assert request(address, f"/{kind}/{_NAME}", "PUT", data) == (201, b"")
     assert request(address, f"/{kind}/{_NAME}") == (200, data)
     assert [path for path in folder.rglob("*") if path.is_file()] == [folder / kind / "ab" / _NAME]
+
+
+def test_connections_that_bazel_keeps_open_do_not_delay_others(address):
+    with contextlib.ExitStack() as kept:
+        for _ in range(_NUM_KEPT_OPEN):
+            connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=_PATIENCE_S)
+            kept.callback(connection.close)
+            connection.request("GET", f"/cas/{_NAME}")
+            answer = connection.getresponse()
+            answer.read()
+            assert answer.status == 404
 
 
 def test_an_empty_file_is_a_file(address):

@@ -23,6 +23,8 @@ import waitress
 _PATH = re.compile(r"/(?P<kind>ac|cas)/(?P<name>(?P<start>[0-9a-f]{2})[0-9a-f]{62})")
 _CHUNK_BYTES = 1 << 20
 _MAX_FILE_BYTES = 1 << 32
+# More than Bazel keeps open: 100 (--remote_max_connections) for downloads, and as many for uploads.
+_MAX_CONNECTIONS = 500
 
 
 class Cache:
@@ -72,7 +74,12 @@ def serve(folder: pathlib.Path) -> Iterator[str]:
     """Runs the server on a free port of this machine, in a thread; gives its address."""
     folder.mkdir(parents=True, exist_ok=True)
     server = waitress.create_server(
-        Cache(folder), host="127.0.0.1", port=0, threads=8, max_request_body_size=_MAX_FILE_BYTES
+        Cache(folder),
+        host="127.0.0.1",
+        port=0,
+        threads=8,
+        connection_limit=_MAX_CONNECTIONS,
+        max_request_body_size=_MAX_FILE_BYTES,
     )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
