@@ -16,7 +16,7 @@ from stoneware.report import figures, sources, verdict
 from stoneware.report import page as report_page
 
 COMMITTED = Path("py/stoneware/tuning_data/nvidia_h200")
-# Of the shapes of no model one in so many is shown; n and k are multiples of the step, mostly.
+# One unnamed shape in ten is shown, chosen by n and k, which are mostly multiples of the step.
 _UNNAMED_SHARE = 10
 _SHAPE_STEP = 64
 
