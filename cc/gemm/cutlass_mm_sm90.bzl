@@ -12,6 +12,7 @@ load(
     "MAX_ACCUMULATORS_PER_THREAD",
     "SCALE_BLOCK",
     "WARP_GROUPS_PER_TILE",
+    "cluster_rules",
     "schedule_field",
     "swap_ab_field",
     "tile_rules",
@@ -40,20 +41,12 @@ _FP8_FIELDS = {
 
 def _rules(config, max_accumulators = MAX_ACCUMULATORS_PER_THREAD):
     """Rules of every kernel of CUTLASS's builders."""
-    cluster, schedule = config.cluster, config.schedule
+    schedule = config.schedule
     sharing = "schedule {}".format(repr(schedule))
-    return tile_rules(config.tile, WARP_GROUPS_PER_TILE[schedule], sharing, max_accumulators) + [
-        (
-            cluster[2] == 1 and cluster[0] in [1, 2, 4] and cluster[1] in [1, 2, 4],
-            "cluster must be (m, n, 1) with m and n of 1, 2 or 4, but is {}; change the cluster"
-                .format(repr(cluster)),
-        ),
-        (
-            cluster[0] * cluster[1] <= 8,
-            "a cluster must have at most 8 blocks, the portable size, but is {}; make it smaller"
-                .format(repr(cluster)),
-        ),
-    ]
+    return (
+        tile_rules(config.tile, WARP_GROUPS_PER_TILE[schedule], sharing, max_accumulators) +
+        cluster_rules(config.cluster)
+    )
 
 def _family(name, template):
     """The family of <name>.cuh."""

@@ -78,6 +78,8 @@ _FITTED_16_BIT = [
     ((192, 80), 5, True, "warps"),
     ((192, 88), 5, True, "warps"),
     ((192, 120), 4, True, "warps"),
+    ((256, 112), 4, True, "warps"),
+    ((256, 144), 4, True, "warps"),
     ((128, 80), 7, False, "warps"),
     ((128, 96), 7, False, "columns"),
     ((128, 112), 6, False, "warps"),
@@ -117,6 +119,7 @@ _EIGHT_SPLITS = {
     "matmul": [
         ((64, 64), 12, True),
         ((64, 128), 8, True),
+        ((128, 96), 7, False),
         ((128, 128), 6, False),
         ((192, 128), 4, False),
     ],
@@ -126,23 +129,36 @@ _EIGHT_SPLITS = {
     ],
 }
 
-# Blocks of a cluster along n load a for each other, where L2 is the limit: a short n, or rows that begin within a
-# line of L2. By op, (m, n) of the tile, stages, and blocks.
+# Blocks of a cluster load operands for each other, where L2 is the limit: a short n, or rows that begin within a
+# line of L2. By op, (m, n) of the tile, stages, whether operands are swapped, and blocks along the tile's m and n.
 _MULTICAST = {
     "matmul": [
-        ((128, 96), 7, 4),
-        ((128, 128), 6, 2),
-        ((192, 96), 5, 2),
-        ((192, 128), 4, 2),
-        ((256, 128), 4, 2),
+        ((128, 96), 7, False, (1, 4)),
+        ((128, 128), 6, False, (1, 2)),
+        ((192, 96), 5, False, (1, 2)),
+        ((192, 96), 5, False, (1, 4)),
+        ((192, 128), 4, False, (1, 2)),
+        ((256, 128), 4, False, (1, 2)),
+        ((128, 256), 4, False, (2, 1)),
+        ((128, 192), 5, False, (2, 2)),
+        ((128, 80), 7, True, (2, 2)),
+        ((128, 160), 4, True, (2, 2)),
+        ((256, 120), 4, True, (1, 2)),
+        ((256, 152), 4, True, (1, 2)),
     ],
     "scaled_mm": [
-        ((128, 128), 6, 2),
-        ((128, 128), 6, 4),
-        ((192, 176), 4, 2),
-        ((256, 128), 4, 2),
+        ((128, 128), 6, False, (1, 2)),
+        ((128, 128), 6, False, (1, 4)),
+        ((192, 176), 4, False, (1, 2)),
+        ((256, 128), 4, False, (1, 2)),
     ],
 }
+
+# Blocks do both, in bf16: (m, n) of the tile, stages, and blocks along m and n. Four such clusters share k.
+_MULTICAST_SPLITS = [
+    ((128, 96), 7, (1, 2)),
+    ((128, 128), 6, (2, 1)),
+]
 
 # Slow accumulation: (m, n) of the tile, and stages.
 _SLOW = [
@@ -311,9 +327,12 @@ PERSISTENT_MM_SM90 = [
     for op, dtype in _FITTED_DTYPES
     for tile, stages, swap_ab in _EIGHT_SPLITS[op]
 ] + [
-    _fitted_config(op, dtype, "bf16", tile, stages, swap_ab = False, cluster = (1, along_n, 1))
+    _fitted_config(op, dtype, "bf16", tile, stages, swap_ab, cluster = blocks + (1,))
     for op, dtype in _FITTED_DTYPES
-    for tile, stages, along_n in _MULTICAST[op]
+    for tile, stages, swap_ab, blocks in _MULTICAST[op]
+] + [
+    _fitted_config("matmul", "bf16", "bf16", tile, stages, False, "columns", cluster = blocks + (1,))
+    for tile, stages, blocks in _MULTICAST_SPLITS
 ]
 
 # fp8 with slow accumulation, by CUTLASS: for few rows and for results in fp32. The rest is PERSISTENT_MM_SM90's.

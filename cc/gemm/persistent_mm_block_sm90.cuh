@@ -22,13 +22,15 @@ inline constexpr unsigned kAmongWarpGroup = 12;
 // integer division: the first load would wait for its chain of some 20 instructions.
 template <class Shape, bool kSplitsK>
 struct KSlice {
-  int splits = static_cast<int>(kSplitsK ? BlocksOfCluster() : 1);
-  int rank = static_cast<int>(kSplitsK ? BlockInCluster() : 0);  // which slice of k
+  // Blocks of a cluster that share a slice of k lie side by side.
+  static constexpr unsigned kSharing = Shape::kSharingBlocks;
+  int splits = static_cast<int>(kSplitsK ? BlocksOfCluster() / kSharing : 1);
+  int rank = static_cast<int>(kSplitsK ? BlockInCluster() / kSharing : 0);  // which slice of k
   int first_tile =
-      static_cast<int>(kSplitsK || Shape::kBlocksAlongN > 1 ? ClusterInGrid() : blockIdx.x);
+      static_cast<int>(kSplitsK || Shape::kSharingBlocks > 1 ? ClusterInGrid() : blockIdx.x);
   // From one tile to the next.
   int stride =
-      static_cast<int>(kSplitsK || Shape::kBlocksAlongN > 1 ? ClustersOfGrid() : gridDim.x);
+      static_cast<int>(kSplitsK || Shape::kSharingBlocks > 1 ? ClustersOfGrid() : gridDim.x);
   int first_step = 0;
   int num_steps;  // tiles of k
 
@@ -45,6 +47,13 @@ struct KSlice {
     }
   }
 
+  // The block of the cluster that has slice `other` of this block's tile.
+  __device__ int BlockOf(int other) const {
+    return kSharing == 1
+               ? other
+               : other * static_cast<int>(kSharing) + static_cast<int>(BlockInCluster() % kSharing);
+  }
+
   // A number divided by the splits, rounded down.
   __device__ int Share(int number) const {
     return splits == 3 ? Third(number) : number >> (31 - __clz(splits));
@@ -54,6 +63,51 @@ struct KSlice {
   // By a constant: a multiplication.
   static __device__ int Third(int number) {
     return static_cast<int>(static_cast<unsigned>(number) / 3);
+  }
+};
+
+// Where this block's tile lies among those of its cluster. Blocks run along m first, then along n,
+// then along k.
+template <class Shape>
+struct PlaceInCluster {
+  int along_m = 0;
+  int along_n = 0;
+  int first = 0;  // block of this slice of k
+
+  __device__ PlaceInCluster() {
+    if constexpr (Shape::kSharingBlocks > 1) {
+      int block = static_cast<int>(BlockInCluster());
+      if constexpr (Shape::kMaxSplits > 1) {
+        first = block / Shape::kSharingBlocks * Shape::kSharingBlocks;
+        block -= first;
+      }
+      along_m = block % Shape::kBlocksAlongM;
+      along_n = block / Shape::kBlocksAlongM;
+    }
+  }
+
+  // Block `i` of those that load to this one: first those along n.
+  static __device__ int Loader(int i) {
+    if constexpr (Shape::kBlocksAlongM == 1 && Shape::kMaxSplits == 1) {
+      return i;
+    } else {
+      const PlaceInCluster here;
+      if (i < Shape::kBlocksAlongN) return here.first + here.along_m + i * Shape::kBlocksAlongM;
+      const int other = i - Shape::kBlocksAlongN;
+      return here.first + (other < here.along_m ? other : other + 1) +
+             here.along_n * Shape::kBlocksAlongM;
+    }
+  }
+
+  // The blocks that share rows of a, and those that share rows of b^T, as masks.
+  __device__ unsigned short SharingA() const {
+    unsigned mask = 0;
+    for (int i = 0; i < Shape::kBlocksAlongN; ++i) mask |= 1U << (i * Shape::kBlocksAlongM);
+    return static_cast<unsigned short>(mask << (first + along_m));
+  }
+  __device__ unsigned short SharingB() const {
+    return static_cast<unsigned short>(((1U << Shape::kBlocksAlongM) - 1)
+                                       << (first + along_n * Shape::kBlocksAlongM));
   }
 };
 
@@ -136,11 +190,11 @@ struct TileOffset {
     const auto& height =
         band == params.last_band ? params.height_of_last_band : params.height_of_band;
     height(n_tile, m_tile, in_band);
-    if constexpr (Shape::kBlocksAlongN > 1) {
-      n_tile = n_tile * Shape::kBlocksAlongN + static_cast<int>(BlockInCluster());
-    }
+    const PlaceInCluster<Shape> place;
+    n_tile = n_tile * Shape::kBlocksAlongN + place.along_n;
     n = n_tile * Shape::kTileN;
-    m = (band * params.height_of_band.divisor + m_tile) * Shape::kTileM;
+    m_tile = (band * params.height_of_band.divisor + m_tile) * Shape::kBlocksAlongM + place.along_m;
+    m = m_tile * Shape::kTileM;
     if constexpr (Shape::kFullTiles) m = min(m, max(params.m - Shape::kTileM, 0));
   }
 };

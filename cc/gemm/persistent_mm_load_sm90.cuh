@@ -28,7 +28,7 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
       shared.full[stage].Init(Shape::kBlockScales ? 1 + 32 : 1);
       shared.empty[stage].Init(Shape::kBlockScales && !Shape::kOverlapsSums
                                    ? Shape::kConsumerThreads
-                                   : Shape::kConsumerThreads / 32 * Shape::kBlocksAlongN);
+                                   : Shape::kConsumerThreads / 32 * Shape::kLoadingBlocks);
     }
     if constexpr (kSplitsK) {
       shared.summed->Init(1);
@@ -44,9 +44,12 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
     FenceBarrierInit();
   }
   __syncwarp();
-  if constexpr (kSplitsK || Shape::kBlocksAlongN > 1) ArriveAtCluster();
+  if constexpr (kSplitsK || Shape::kSharingBlocks > 1) ArriveAtCluster();
   // Nothing is loaded to a block whose barriers are not ready.
-  if constexpr (Shape::kBlocksAlongN > 1) WaitForClusterToArrive();
+  if constexpr (Shape::kSharingBlocks > 1) {
+    WaitForClusterToArrive();
+    if constexpr (kSplitsK) ArriveAtCluster();
+  }
   ArriveAtNamedBarrier(Shape::kConsumerThreads + 32, kBarriersReady);
   if constexpr (Shape::kBlockScales) ArriveAtNamedBarrier(64, kBarriersReadyForScales);
 
@@ -70,20 +73,29 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
           const int position = stage * Shape::kChunks + chunk;
           void* const rows = shared.rows + position * Shape::kRows * Shape::kChunkElements;
           void* const columns = shared.columns + position * Shape::kColumns * Shape::kChunkElements;
+          void* const of_a = Shape::kSwapAb ? columns : rows;
           void* const of_b = Shape::kSwapAb ? rows : columns;
-          if constexpr (Shape::kGroups) {
+          if constexpr (Shape::kBlocksAlongM > 1) {
+            const PlaceInCluster<Shape> place;
+            constexpr int kPart = Shape::kTileN / Shape::kBlocksAlongM;
+            const int first = place.along_m * kPart;
+            LoadBoxToBlocks(&params.b_map, full, b_hint,
+                            static_cast<char*>(of_b) + first * Shape::kChunkBytes, k,
+                            offset.n + first, place.SharingB());
+          } else if constexpr (Shape::kGroups) {
             LoadBox(&params.b_map, full, b_hint, of_b, k, offset.n, offset.group);
           } else {
             LoadBox(&params.b_map, full, b_hint, of_b, k, offset.n);
           }
           if constexpr (Shape::kBlocksAlongN > 1) {
             constexpr int kPart = Shape::kTileM / Shape::kBlocksAlongN;
-            const int first = static_cast<int>(BlockInCluster()) * kPart;
+            const PlaceInCluster<Shape> place;
+            const int first = place.along_n * kPart;
             LoadBoxToBlocks(&params.a_map, full, a_hint,
-                            static_cast<char*>(rows) + first * Shape::kChunkBytes, k,
-                            offset.m + first, (1 << Shape::kBlocksAlongN) - 1);
+                            static_cast<char*>(of_a) + first * Shape::kChunkBytes, k,
+                            offset.m + first, place.SharingA());
           } else {
-            LoadBox(&params.a_map, full, a_hint, Shape::kSwapAb ? columns : rows, k, offset.m);
+            LoadBox(&params.a_map, full, a_hint, of_a, k, offset.m);
           }
         }
       }

@@ -126,8 +126,9 @@ class PartialColumns {
       const int slot = slice_.rank - (slice_.rank > to);
       // With more blocks than groups of columns, some store none.
       if (Shape::kMaxSplits <= Shape::kColumnGroups || share.begin < share.end) {
-        CopyToBlock(AddressInBlock(arriving_ + slot * sender_bytes_, to),
-                    AddressInBlock(shared.summed->Address(), to),
+        const int block = slice_.BlockOf(to);
+        CopyToBlock(AddressInBlock(arriving_ + slot * sender_bytes_, block),
+                    AddressInBlock(shared.summed->Address(), block),
                     own_ + share.begin * Shape::kGroupBytes,
                     (share.end - share.begin) * Shape::kGroupBytes);
       }

@@ -5,7 +5,7 @@ Its blocks go from tile to tile, or its clusters share the k of one.
 
 load(":config_checks.bzl", "config_function", "field", "one_of", "positives")
 load(":kernel_config.bzl", "join", "kernel_config", "kernel_family")
-load(":tile_rules.bzl", "SCALE_BLOCK", "swap_ab_field", "tile_rules")
+load(":tile_rules.bzl", "SCALE_BLOCK", "cluster_rules", "swap_ab_field", "tile_rules")
 
 _SHARED_HDRS = ["config.h", "epilogue_sm90.h", "fast_divmod.h", "grouped_tiles.h", "persistent_mm_sm90.h"]
 
@@ -118,9 +118,9 @@ _FIELDS = {
         default = False,
     ),
     "cluster": field(
-        one_of((1, 1, 1), (1, 2, 1), (1, 4, 1)),
-        "(1, 2, 1) or (1, 4, 1) for blocks side by side along n, each of which loads its part of their rows of a " +
-        "to all",
+        positives("m", "n", "k"),
+        "blocks along the tile's m and n that load for each other: of those along n each loads its part of the " +
+        "left operand, of those along m of the right one",
         default = (1, 1, 1),
     ),
     "accumulation": field(
@@ -172,11 +172,7 @@ def _rules(config):
         rules += _block_scale_rules(config)
     if _promotes(config):
         rules += _promoting_rules(config)
-    rules.append((
-        config.cluster == (1, 1, 1) or (not config.swap_ab and config.max_splits == 1),
-        ("blocks of a cluster along n must not share k, nor have swapped operands, but max_splits is {} and " +
-         "swap_ab {}; omit cluster, or change them").format(config.max_splits, config.swap_ab),
-    ))
+    rules += _cluster_rules(config)
     if not config.swap_ab:
         rules += _stored_rules(config)
     shared = _shared_bytes(config)
@@ -186,6 +182,22 @@ def _rules(config):
          "{}; take fewer stages, or shrink the tile").format(_MAX_SHARED_BYTES, config.stages, shared.block),
     ))
     return rules
+
+def _cluster_rules(config):
+    along_m, along_n, _ = config.cluster
+    return cluster_rules(config.cluster, config.max_splits) + [
+        (
+            along_m * along_n == 1 or config.max_splits == 1 or config.shares == "columns",
+            ("blocks that load for each other must share columns if they share k as well, but shares is {} and " +
+             "max_splits {}; set shares = \"columns\", or max_splits = 1")
+                .format(repr(config.shares), config.max_splits),
+        ),
+        (
+            along_m == 1 or not _has_groups(config),
+            "a cluster of grouped_mm must have one block along m, whose tiles have each their own group, but has {}"
+                .format(along_m),
+        ),
+    ]
 
 def _promotes(config):
     """Whether the tensor core sums over 128 of k alone."""
@@ -217,10 +229,11 @@ def _shared_bytes(config):
 
     # Boxes: a place for each, or as many as fit.
     box = (tile_m if config.swap_ab else 64) * _BOX_COLUMNS * 2
-    wanted = box
+    row_steps = rows // (64 * config.warp_groups)
+    wanted = row_steps * box
     least = 0
     if not config.swap_ab:
-        boxes = rows // (64 * config.warp_groups) * _ceil_div(columns, _BOX_COLUMNS)
+        boxes = row_steps * _ceil_div(columns, _BOX_COLUMNS)
         last = 64 * ((columns - 1) % _BOX_COLUMNS + 1) * 2
         wanted = (boxes - 1) * box + last
         least = min(box, wanted)
@@ -369,7 +382,8 @@ def _kernel(config):
         swap_ab = config.swap_ab,
         constants = {
             "kBlockScales": config.block_scales,
-            "kBlocksAlongN": config.cluster[1],
+            "kBlocksAlongM": config.cluster[1 if config.swap_ab else 0],
+            "kBlocksAlongN": config.cluster[0 if config.swap_ab else 1],
             "kFullTiles": config.full_tiles,
             "kGroups": _has_groups(config),
             "kMaxSplits": config.max_splits,

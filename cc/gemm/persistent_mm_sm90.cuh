@@ -135,7 +135,7 @@ struct PersistentMmKernel {
   static __device__ void Run(const Params& params, char* shared_bytes) {
     const SharedMemory<Shape> shared(shared_bytes);
     if constexpr (Shape::kGroups) MakeTable<Shape>(params, shared);
-    if (Shape::kMaxSplits > 1 && BlocksOfCluster() > 1) {
+    if (Shape::kMaxSplits > 1 && BlocksOfCluster() > Shape::kSharingBlocks) {
       RunBlock<(Shape::kMaxSplits > 1)>(params, shared);
     } else {
       RunBlock<false>(params, shared);
@@ -152,13 +152,13 @@ struct PersistentMmKernel {
     // warps that multiply arrive when they have read the stages.
     const bool is_loader = thread / 32 == Shape::kConsumerThreads / 32;
     const bool arrives_late = Shape::kSharesColumns && thread < Shape::kConsumerThreads;
-    if (kSplitsK && !is_loader && !arrives_late) ArriveAtCluster();
-    if constexpr (Shape::kBlocksAlongN > 1) {
+    if constexpr (Shape::kSharingBlocks > 1) {
       if (!is_loader) {
         ArriveAtCluster();
         WaitForClusterToArrive();
       }
     }
+    if (kSplitsK && !is_loader && !arrives_late) ArriveAtCluster();
     if (thread < Shape::kConsumerThreads) {
       if constexpr (Shape::kMovesRegisters) TakeRegisters<Shape::kConsumerRegisters>();
       MultiplyTiles<Shape>(params, shared, slice);
@@ -173,7 +173,7 @@ struct PersistentMmKernel {
       // complete: it would be counted as arriving once more.
       if constexpr (kSplitsK) WaitForClusterToArriveApart();
     }
-    if constexpr (Shape::kBlocksAlongN > 1) {
+    if constexpr (Shape::kSharingBlocks > 1 && !kSplitsK) {
       // No block leaves before the other has arrived at its barriers for the last time.
       __syncwarp();
       ArriveAtCluster();

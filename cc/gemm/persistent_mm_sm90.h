@@ -39,9 +39,10 @@
 // rows are m, columns are n, and k is not split.
 //
 // The grid is one-dimensional, of clusters. With splits the blocks of a cluster share the k of one
-// tile. Otherwise a cluster is one block, which goes from tile to tile until all are done; or, with
-// kBlocksAlongN of 2 or 4, it is as many, whose tiles lie side by side along n: each loads its part
-// of their rows of a to all.
+// tile. Otherwise a cluster is one block, which goes from tile to tile until all are done; or it is
+// kBlocksAlongM times kBlocksAlongN blocks, whose tiles lie side by side along m and n. Of those
+// along n each loads its part of their rows of a to all, and of those along m of their columns of
+// b. With splits as well, a cluster has as many blocks for each slice of k.
 //
 // What makes it fast: every SM reads b from the first microsecond to the last. Loads start as soon
 // as a block's barriers are ready, and L2 prefetches the first ones before; partial sums go from
@@ -49,8 +50,8 @@
 // docs/design/persistent_mm_sm90.md has the measurements.
 //
 // Beside what every config has (config.h), one of this family has kStages, kWarpGroups,
-// kBlockScales, kBlocksAlongN, kFullTiles, kGroups, kMaxSplits, kPromotes and kSharesColumns. This
-// header is what the device side (persistent_mm_sm90.cuh) and the host side
+// kBlockScales, kBlocksAlongM, kBlocksAlongN, kFullTiles, kGroups, kMaxSplits, kPromotes and
+// kSharesColumns. This header is what the device side (persistent_mm_sm90.cuh) and the host side
 // (persistent_mm_sm90_host.h) share.
 
 #pragma once
@@ -186,8 +187,13 @@ struct PersistentMmShape {
   static_assert(kPromotes ? kSwapAb != kOverlapsSums && (kBlockScales || kOverlapsSums) : true,
                 "gemm_configs.bzl refuses such a config");
 
+  // Blocks of a cluster that load operands for each other.
+  static constexpr int kBlocksAlongM = Config::kBlocksAlongM;
   static constexpr int kBlocksAlongN = Config::kBlocksAlongN;
-  static_assert(kBlocksAlongN == 1 || (!kSwapAb && Config::kMaxSplits == 1),
+  static constexpr int kSharingBlocks = kBlocksAlongM * kBlocksAlongN;
+  // Those that load to one block: along m and along n, itself counted once.
+  static constexpr int kLoadingBlocks = kBlocksAlongM + kBlocksAlongN - 1;
+  static_assert(kSharingBlocks == 1 || Config::kMaxSplits == 1 || Config::kSharesColumns,
                 "gemm_configs.bzl refuses such a config");
 
   static constexpr int kConsumerThreads = 128 * kWarpGroups;
@@ -233,7 +239,7 @@ struct PersistentMmShape {
   static constexpr bool kNarrowBoxes = !kSwapAb && kColumns % kBoxColumns != 0;
   static constexpr int kLastBoxColumns = kNarrowBoxes ? kColumns % kBoxColumns : kBoxColumns;
   // The boxes of a warp group for one tile.
-  static constexpr int kBoxesWanted = kSwapAb ? 1 : kRowSteps * ((kColumns - 1) / kBoxColumns + 1);
+  static constexpr int kBoxesWanted = kRowSteps * (kSwapAb ? 1 : (kColumns - 1) / kBoxColumns + 1);
   static constexpr int kWantedBytes =
       (kBoxesWanted - 1) * kBoxBytes + kBoxRows * kLastBoxColumns * 2;
   // Beside the stages each box has a place, or as many as fit are used in turn, so that the next
@@ -261,6 +267,7 @@ struct PersistentMmShape {
   static constexpr bool kSharesColumns = Config::kSharesColumns;
   static_assert(kMaxSplits == 1 || kMaxSplits == (kSharesColumns || kWarpGroups == 1 ? 4 : 2) ||
                 (kSharesColumns && kMaxSplits == 8));
+  static_assert(kMaxSplits * kSharingBlocks <= 8, "gemm_configs.bzl refuses such a config");
   static_assert(kMaxSplits == 1 || !kGroups, "gemm_configs.bzl refuses such a config");
   static constexpr bool kSplitsStoreBoxes =
       kStoresBoxes && !kSharesColumns && kMaxSplits <= kWarpGroups;
@@ -303,7 +310,8 @@ struct PersistentMmShape {
   static_assert(kSharedBytes <= kMaxSharedBytesSm90, "gemm_configs.bzl refuses such a config");
 
   // Tiles of few m, whose time is that of reading b.
-  static constexpr bool kFetchesAhead = !kGroups && kSwapAb && kWarpGroups == 1 && kColumns <= 64;
+  static constexpr bool kFetchesAhead =
+      !kGroups && kSwapAb && kSharingBlocks == 1 && kWarpGroups == 1 && kColumns <= 64;
 
   // The kernel's only parameter.
   struct Params : PersistentMmMaps,

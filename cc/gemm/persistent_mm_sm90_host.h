@@ -38,7 +38,7 @@ struct PersistentMmHost {
     const auto fits = [](int extent, int tile) {
       return std::int64_t{CeilDiv(extent, tile)} * tile <= std::numeric_limits<int>::max();
     };
-    return fits(problem.m, Shape::kTileM) && fits(problem.n, Shape::kTileN) &&
+    return fits(problem.m, kClusterM) && fits(problem.n, kClusterN) &&
            fits(problem.k, Shape::kTileK) && problem.batch == 1 && HasGroups(problem) &&
            HasScales(problem) && is_shareable && problem.splits <= Shape::kMaxSplits &&
            problem.splits <= CeilDiv(problem.k, Shape::kTileK) &&
@@ -56,7 +56,7 @@ struct PersistentMmHost {
 
     int num_clusters = params.num_tiles;
     if (problem.splits == 1 && problem.num_sms > 0) {
-      const int slots = std::max(problem.num_sms * kBlocksPerSm / Shape::kBlocksAlongN, 1);
+      const int slots = std::max(problem.num_sms * kBlocksPerSm / Shape::kSharingBlocks, 1);
       if constexpr (Shape::kGroups) {
         num_clusters = std::min(slots, params.num_tiles);
       } else {
@@ -66,7 +66,7 @@ struct PersistentMmHost {
       }
     }
     void* parameters[] = {&params};
-    const auto cluster_size = static_cast<unsigned>(problem.splits * Shape::kBlocksAlongN);
+    const auto cluster_size = static_cast<unsigned>(problem.splits * Shape::kSharingBlocks);
     driver::Launch(driver::DriverApi::Get(), function,
                    {{static_cast<unsigned>(num_clusters) * cluster_size, 1, 1},
                     {cluster_size, 1, 1},
@@ -79,6 +79,10 @@ struct PersistentMmHost {
   // An SM has 228 KiB of shared memory, of which the system takes 1 KiB per block (CUDA C++
   // Programming Guide, compute capability 9.0).
   static constexpr int kBlocksPerSm = 228 * 1024 / (Shape::kSharedBytes + 1024);
+
+  // Rows of a and columns of b of a cluster's tiles, which are counted together.
+  static constexpr int kClusterM = Shape::kTileM * Shape::kBlocksAlongM;
+  static constexpr int kClusterN = Shape::kTileN * Shape::kBlocksAlongN;
 
   // Rows of a that are multiplied with all of b before the next rows: they fit L2, and have enough
   // tiles for all SMs.
@@ -103,8 +107,8 @@ struct PersistentMmHost {
     const std::int64_t m_tiles =
         Shape::kGroups
             ? std::min<std::int64_t>(problem.m, problem.m / Shape::kTileM + problem.num_groups)
-            : CeilDiv(problem.m, Shape::kTileM);
-    return m_tiles * CeilDiv(problem.n, Shape::kTileN * Shape::kBlocksAlongN);
+            : CeilDiv(problem.m, kClusterM);
+    return m_tiles * CeilDiv(problem.n, kClusterN);
   }
 
   static bool HasScales(const GemmProblem& problem) {
@@ -132,7 +136,8 @@ struct PersistentMmHost {
 
   static void EncodeMaps(Params* params, const GemmProblem& problem, const GemmTensors& tensors) {
     EncodeOperandMap(&params->b_map, Shape::kB, tensors.b, problem.n, problem.k, problem.ldb,
-                     Shape::kTileN, problem.num_groups, problem.batch_stride_b);
+                     Shape::kTileN / Shape::kBlocksAlongM, problem.num_groups,
+                     problem.batch_stride_b);
     EncodeOperandMap(&params->a_map, Shape::kA, tensors.a, problem.m, problem.k, problem.lda,
                      Shape::kTileM / Shape::kBlocksAlongN);
     if (Shape::kStoresBoxes && (problem.splits == 1 || Shape::kSplitsStoreBoxes)) {
@@ -183,9 +188,9 @@ struct PersistentMmHost {
     params->num_tiles = static_cast<int>(MaxTiles(problem));
     // The mean of the groups.
     const int m = Shape::kGroups ? CeilDiv(problem.m, problem.num_groups) : problem.m;
-    params->num_m_tiles = CeilDiv(m, Shape::kTileM);
-    const int num_n_tiles = CeilDiv(problem.n, Shape::kTileN * Shape::kBlocksAlongN);
-    const int band = std::min(std::max(kBandM / Shape::kTileM, 1), params->num_m_tiles);
+    params->num_m_tiles = CeilDiv(m, kClusterM);
+    const int num_n_tiles = CeilDiv(problem.n, kClusterN);
+    const int band = std::min(std::max(kBandM / kClusterM, 1), params->num_m_tiles);
     params->last_band = (params->num_m_tiles - 1) / band;
     params->tiles_of_band = FastDivmod(band * num_n_tiles);
     params->height_of_band = FastDivmod(band);

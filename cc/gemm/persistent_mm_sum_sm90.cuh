@@ -66,9 +66,11 @@ __device__ void MultiplyChunk(const Operands<Shape>& operands, int chunk, int& i
 // Tells the loaders that a stage has been read: block scales by each thread, tiles by wgmma.
 template <class Shape>
 __device__ void Release(const SharedMemory<Shape>& shared, int stage) {
-  if constexpr (Shape::kBlocksAlongN > 1) {
+  if constexpr (Shape::kSharingBlocks > 1) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    if (lane < Shape::kBlocksAlongN) Mbarrier::ArriveInBlockAt(shared.empty[stage].Address(), lane);
+    if (lane < Shape::kLoadingBlocks) {
+      Mbarrier::ArriveInBlockAt(shared.empty[stage].Address(), PlaceInCluster<Shape>::Loader(lane));
+    }
   } else {
     if (Shape::kBlockScales || threadIdx.x % 32 == 0) shared.empty[stage].Arrive();
   }
@@ -280,8 +282,10 @@ class OverlappedSum {
   __device__ void Release(int stage) const {
     __syncwarp();
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    if constexpr (Shape::kBlocksAlongN > 1) {
-      if (lane < Shape::kBlocksAlongN) Mbarrier::ArriveInBlockAt(empty_ + stage * 8, lane);
+    if constexpr (Shape::kSharingBlocks > 1) {
+      if (lane < Shape::kLoadingBlocks) {
+        Mbarrier::ArriveInBlockAt(empty_ + stage * 8, PlaceInCluster<Shape>::Loader(lane));
+      }
     } else {
       if (lane == 0) Mbarrier::ArriveAt(empty_ + stage * 8);
     }

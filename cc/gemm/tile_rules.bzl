@@ -67,3 +67,26 @@ def tile_rules(tile, warp_groups, sharing, max_accumulators = MAX_ACCUMULATORS_P
                 .format(max_accumulators, sharing, accumulators),
         ),
     ]
+
+def cluster_rules(cluster, splits = 1):
+    """Rules of the blocks of a cluster.
+
+    Args:
+      cluster: (m, n, 1).
+      splits: how many of each share k.
+
+    Returns:
+      A list of rules.
+    """
+    return [
+        (
+            cluster[2] == 1 and cluster[0] in [1, 2, 4] and cluster[1] in [1, 2, 4],
+            "cluster must be (m, n, 1) with m and n of 1, 2 or 4, but is {}; change the cluster"
+                .format(repr(cluster)),
+        ),
+        (
+            cluster[0] * cluster[1] * splits <= 8,
+            "a cluster must have at most 8 blocks, the portable size, but is {} with {} along k; make it smaller"
+                .format(repr(cluster), splits),
+        ),
+    ]

@@ -142,6 +142,27 @@ CONFIG_FAILURES = {
             {"op": "conv"},
             ["op must be one of grouped_mm, matmul, scaled_mm", "is \"conv\""],
         ),
+        "multicast_splits": (
+            {"cluster": [1, 2, 1]},
+            ["blocks that load for each other must share columns", "shares is \"warps\"", "set shares"],
+        ),
+        "cluster_blocks": (
+            {"cluster": [2, 2, 1], "shares": "columns", "stages": 6, "tile": [128, 128, 128], "warp_groups": 2},
+            ["a cluster must have at most 8 blocks", "is [2, 2, 1] with 4 along k", "make it smaller"],
+        ),
+        "cluster_of_groups": (
+            {
+                "block_scales": True,
+                "cluster": [2, 1, 1],
+                "max_splits": 1,
+                "op": "grouped_mm",
+                "stages": 5,
+                "swap_ab": False,
+                "tile": [128, 128, 128],
+                "warp_groups": 2,
+            },
+            ["a cluster of grouped_mm must have one block along m", "has 2"],
+        ),
         "splits_of_groups": (
             {"op": "grouped_mm", "max_splits": 4},
             ["blocks must not share the k of a tile of grouped_mm", "max_splits is 4", "omit both"],

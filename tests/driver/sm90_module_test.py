@@ -279,6 +279,33 @@ _MATMUL_TENSORS = ["a", "b", "out"]
 
 
 @pytest.mark.parametrize(
+    ("kernel", "splits", "box_n", "box_m", "grid", "cluster"),
+    [
+        # Two tiles of 128 along m and two of 192 along n: a block loads half of its rows of a and half
+        # of its columns of b.
+        ("matmul_sm90_bf16_bf16_bf16_128x192x64_2x2x1_persistent2x5", 1, 96, 64, "24,1,1", "4,1,1"),
+        ("matmul_sm90_bf16_bf16_bf16_128x96x64_1x4x1_persistent2x7", 1, 96, 32, "36,1,1", "4,1,1"),
+        # Swapped: 256 of n and 152 of m.
+        ("matmul_sm90_bf16_bf16_bf16_256x152x64_1x2x1_persistent2x4_swap", 1, 128, 152, "8,1,1", "2,1,1"),
+        # Two tiles along m, each with k in four shares.
+        ("matmul_sm90_bf16_bf16_bf16_128x128x64_2x1x1_splitk2x6_columns", 4, 64, 128, "128,1,1", "8,1,1"),
+    ],
+)
+def test_the_blocks_of_a_cluster_load_parts_of_their_operands(
+    kernel: str, splits: int, box_n: int, box_m: int, grid: str, cluster: str, run_with_fake: Any
+) -> None:
+    (b_map, a_map, *_), [launch] = run_with_fake(f"""{_PRELUDE}
+fake.set_parameter_bytes([entries["{kernel}"]["params_bytes"]])
+module.Plan("{kernel}", tensors={_MATMUL_TENSORS}, m=300, n=1000, k=512, lda=512, ldb=512, ldd=1000, splits={splits},
+            device=0, num_sms=132)(stream, [{_A}, {_B}, {_D}])
+report([fake.calls("cuTensorMapEncodeTiled"), fake.calls("cuLaunchKernelEx")])
+    """)
+    assert (b_map["dims"], b_map["box"]) == ("512,1000", f"64,{box_n}")
+    assert (a_map["dims"], a_map["box"]) == ("512,300", f"64,{box_m}")
+    assert (launch["grid"], launch["cluster"]) == (grid, cluster)
+
+
+@pytest.mark.parametrize(
     ("kernel", "problem", "grid", "cluster", "threads", "tensor_maps"),
     [
         # A block for each tile of n, of m and of the batch, whose three products share b. Both

@@ -69,8 +69,10 @@ def splits_to_time(kernel: KernelRecord, m: int, n: int, k: int, num_sms: int) -
     if not is_split_k(kernel):
         return [1]
     rows, columns, tile_k = kernel.config["tile"]
-    tile_m, tile_n = (columns, rows) if kernel.config.get("swap_ab") else (rows, columns)
-    tiles = -(-n // tile_n) * -(-m // tile_m)
+    along_rows, along_columns, _ = kernel.config["cluster"]
+    of_rows, of_columns = (n, m) if kernel.config.get("swap_ab") else (m, n)
+    clusters = -(-of_rows // (rows * along_rows)) * -(-of_columns // (columns * along_columns))
+    tiles = clusters * along_rows * along_columns
     most = min(_most_splits(kernel, k), -(-k // tile_k) // _LEAST_STEPS)
     runs = [splits for splits in SPLITS if splits == 1 or (splits <= most and _runs(kernel, splits))]
     at_once = num_sms * (1 if _shares_columns(kernel) else _MAX_BLOCKS_PER_SM)
