@@ -142,9 +142,48 @@ def percent_torch_chosen(devices: Sequence[Mapping[str, Any]], title: str, least
     return 100 * statistics.fmean(chosen)
 
 
+_MEMORY_BYTES_PER_US = 4.3e6
+"""Of an H200: 4.3 TB/s, what a kernel that only reads reaches of the data sheet's 4.8."""
+
+_LARGE_WEIGHT = 2**23
+
+
+def roof_share(
+    devices: Sequence[Mapping[str, Any]],
+    title: str,
+    ms: tuple[int, int],
+    element_bytes: int,
+    tflops: float,
+    time: str = "chosen_us",
+) -> float:
+    """The geometric mean of roof over time, of problems with m in a range and weights of 2^23 elements and more.
+
+    The roof is the larger of the time of the bytes of a, b and a 16-bit result at 4.3 TB/s, and that of the products
+    at `tflops`.
+    """
+    shares = []
+    for problem in itertools.chain.from_iterable(
+        family["problems"] for family in devices[0]["families"] if family["title"] == title
+    ):
+        n, k, m = problem["sizes"][-3:]
+        if ms[0] <= m <= ms[1] and n * k >= _LARGE_WEIGHT and problem[time]:
+            num_bytes = (m * k + n * k) * element_bytes + 2 * m * n
+            roof = max(num_bytes / _MEMORY_BYTES_PER_US, 2e-6 * m * n * k / tflops)
+            shares.append(roof / problem[time])
+    return statistics.geometric_mean(shares)
+
+
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     function.__name__: function
-    for function in (speedups, summed_speedup, tokens_per_second, matmul_speedups, least_and_most, percent_torch_chosen)
+    for function in (
+        speedups,
+        summed_speedup,
+        tokens_per_second,
+        matmul_speedups,
+        least_and_most,
+        percent_torch_chosen,
+        roof_share,
+    )
 } | {"geometric_mean": statistics.geometric_mean}
 
 
