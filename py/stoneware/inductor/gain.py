@@ -9,12 +9,8 @@ import torch
 
 from stoneware.errors import UnsupportedError
 from stoneware.inductor.operators import plans_of
-from stoneware.kernels.sm90_kernels import BACKEND as SM90
-from stoneware.ops.fused import problem_of
+from stoneware.ops.fused import KERNEL_US, lead_us, problem_of
 from stoneware.runtime.device import cuda_device
-
-_KERNEL_US = 1.0
-"""What a kernel after another one takes in a CUDA graph, apart from its bytes: a cautious estimate, not measured."""
 
 
 def saved_us(
@@ -46,13 +42,10 @@ def saved_us(
     from torch._inductor.utils import get_gpu_dram_gbps
 
     ordinal = torch.cuda.current_device() if device.index is None else device.index
-    where, operation = cuda_device(ordinal), plans_of(op).operation
     try:
-        fastest = operation.decide(problem, where, lists_refusals=False)
-        fused = operation.decide(problem, where, backend=SM90, lists_refusals=False, only_open=True)
+        lead = lead_us(plans_of(op).operation, problem, cuda_device(ordinal))
     except UnsupportedError:
         return None
-    if fastest.chosen is None or fused.chosen is None:
+    if lead is None:
         return None
-    traffic_us = saved_bytes / (get_gpu_dram_gbps() * 1e3)
-    return float(fastest.chosen.median_us - fused.chosen.median_us + traffic_us + _KERNEL_US)
+    return saved_bytes / (get_gpu_dram_gbps() * 1e3) + KERNEL_US - lead

@@ -18,7 +18,7 @@ from stoneware.nn.experts import WEIGHTS, Experts, Float8InferenceExperts
 from stoneware.nn.handover import Route
 from stoneware.nn.inference import Float8InferenceLinear, frozen_parameter
 from stoneware.nn.linear import Float8Linear, Linear
-from stoneware.nn.proofs import SwiGLUParts
+from stoneware.nn.proofs import MLPParts, SwiGLUParts
 from stoneware.nn.published import PublishedWeight
 from stoneware.nn.recipes import BF16
 from stoneware.nn.trained_siblings import Siblings
@@ -260,6 +260,23 @@ class FusedFeedForward(Change):
     def revert(self) -> None:
         if self.hook is not None:
             self.hook.remove()
+        fused_blocks.unfuse(self.module)
+
+
+class FusedTwoLayers(Change):
+    """A feed-forward that was proved to be down(activation(up(x))) -> one native call without gradients; after its
+    layers became those of the recipe."""
+
+    def __init__(self, name: str, block: torch.nn.Module, parts: MLPParts, recipe: str) -> None:
+        super().__init__(name, block, "MLP")
+        self.parts, self.recipe = parts, recipe
+
+    def change(self) -> None:
+        modules = [*self.module._modules.values()]
+        state = fused_blocks.MLPState(parts=self.parts, recipe=self.recipe, modules=modules)
+        fused_blocks.fuse(self.module, fused_blocks.FusedMLP, state)
+
+    def revert(self) -> None:
         fused_blocks.unfuse(self.module)
 
 

@@ -20,6 +20,7 @@ from stoneware.nn.changes import (
     FrozenLinear,
     FusedFeedForward,
     FusedNorm,
+    FusedTwoLayers,
     JoinedSiblings,
     NormHandover,
     NormOwner,
@@ -360,6 +361,8 @@ class _Converter:
                 _check_norm(module, eps)
                 self.changes[id(module)] = FusedNorm(name, module, eps)
                 self.conversion.blocks[name] = "RMSNorm"
+            elif len(layers) == 2 and self.decide_two_layers(name, module, layers):
+                return
             elif len(layers) in (2, 3) and (change := self.feed_forward(layers)) is not None:
                 parts = proofs.swiglu(module)
                 _check_swiglu(module, parts)
@@ -369,6 +372,29 @@ class _Converter:
             is_norm = type(module).__name__.endswith("RMSNorm")
             if is_norm or {*module._modules} >= {"gate_proj", "up_proj", "down_proj"}:
                 self.conversion.kept_blocks[name] = str(error)
+
+    def decide_two_layers(self, name: str, module: torch.nn.Module, layers: list[torch.nn.Linear]) -> bool:
+        """Whether a module is a feed-forward of two layers for inference, which then changes."""
+        own = {id(parameter) for layer in layers for parameter in layer.parameters()}
+        recipe = self.inference_recipe(layers)
+        if recipe is None or any(id(parameter) not in own for parameter in module.parameters()):
+            return False
+        try:
+            parts = proofs.mlp(module)
+            _check_mlp(module, parts)
+        except proofs.NoProof:
+            return False  # it may be another feed-forward
+        self.changes[id(module)] = FusedTwoLayers(name, module, parts, recipe)
+        self.conversion.blocks[name] = "MLP"
+        return True
+
+    def inference_recipe(self, layers: list[torch.nn.Linear]) -> str | None:
+        """The recipe of layers that run without gradients; None if they have several, or train."""
+        changes = [self.changes.get(id(layer)) for layer in layers]
+        if self.is_inference and self.recipe == BF16 and all(type(change) is TrainedLinear for change in changes):
+            return None if self.fuse_wgrad_accumulation else BF16
+        recipes = {change.recipe if type(change) is FrozenLinear else None for change in changes}
+        return recipes.pop() if len(recipes) == 1 else None
 
     def decide_siblings(self, name: str, module: torch.nn.Module) -> None:
         """A module of which several layers read the same argument, and train with the recipe of `trained_node`."""
@@ -411,8 +437,9 @@ class _Converter:
             return
 
         def is_reader(module: torch.nn.Module) -> bool:
-            is_swiglu = isinstance(self.changes.get(id(module)), FusedFeedForward)
-            return (is_swiglu or self.is_rowwise(module)) and not has_hooks(module)
+            change = self.changes.get(id(module))
+            is_block = isinstance(change, (FusedFeedForward, FusedTwoLayers)) and self.recipe == ONE_CALL
+            return (is_block or self.is_rowwise(module)) and not has_hooks(module)
 
         reader = data_flow.reader(owner, last, is_reader)
         if reader is not None:
@@ -443,6 +470,17 @@ def _check_swiglu(block: torch.nn.Module, parts: proofs.SwiGLUParts) -> None:
         return y
 
     weight: Any = layers[0].weight
+    _check_agreement(block, reference, weight, weight.shape[1])
+
+
+def _check_mlp(block: torch.nn.Module, parts: proofs.MLPParts) -> None:
+    up, down = block.get_submodule(parts.up), block.get_submodule(parts.down)
+
+    def reference(x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = down(parts.activation(up(x)))
+        return y
+
+    weight: Any = up.weight
     _check_agreement(block, reference, weight, weight.shape[1])
 
 

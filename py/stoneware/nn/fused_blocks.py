@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from torch.nn.modules import module as torch_module
 
-from stoneware.nn import conditions, swiglu
+from stoneware.nn import conditions, mlp, swiglu
 from stoneware.nn.arguments import autocast_dtype
 from stoneware.nn.experts import Experts, Float8InferenceExperts
 from stoneware.nn.handover import Handover, Route
 from stoneware.nn.inference import Float8InferenceLinear
-from stoneware.nn.proofs import SwiGLUParts
-from stoneware.nn.recipes import RECIPES
+from stoneware.nn.linear import Linear
+from stoneware.nn.proofs import MLPParts, SwiGLUParts
+from stoneware.nn.recipes import BF16, RECIPES
 from stoneware.nn.steps import RMSNorm, Step, Steps, native_call
 from stoneware.tuning import policy
 
@@ -361,6 +362,79 @@ def join(block: torch.nn.Module) -> None:
             joined.append(whole)
     state.joined, state.addresses = (joined[0], joined[1]), _addresses(layers)
     state.joined_parameters = _parameters(layers)
+
+
+@dataclass(kw_only=True)
+class MLPState(State):
+    """The proof of a `FusedMLP`.
+
+    Attributes:
+      parts: which submodules are its layers, and the activation.
+      recipe: of the layers.
+      modules: all submodules at the time of the proof.
+      handover: may provide x in fp8.
+      parameters: of the two layers of the calls for which `holds()`.
+    """
+
+    parts: MLPParts
+    recipe: str
+    modules: list[torch.nn.Module | None]
+    handover: Handover | None = None
+    parameters: tuple[dict[str, Any], ...] = ()
+
+    @functools.cached_property
+    def holds(self) -> Callable[[], bool]:
+        """holds() returns whether the block and its layers are unchanged since the proof, and have no hooks."""
+        own = self.block._modules
+        layers = [own.get(name) for name in (self.parts.up, self.parts.down)]
+        kind = Linear if self.recipe == BF16 else Float8InferenceLinear
+        if [*own.values()] != self.modules or not all(type(layer) is kind for layer in layers):
+            return lambda: False
+        self.parameters = tuple(layer._parameters for layer in layers)
+        children = [module for module in self.block.modules() if module is not self.block]
+        items = [(vars(self.block.get_submodule(path)), name, value) for path, name, value in self.parts.attributes]
+        items += [(vars(layer), "_parameters", layer._parameters) for layer in layers]
+        items += [(vars(layer), "recipe", vars(layer).get("recipe")) for layer in layers]
+        if self.recipe == BF16:
+            items += [(vars(layer), "fuse_wgrad_accumulation", False) for layer in layers]
+        return self.check(
+            items,
+            submodules=[(parent, *item) for parent in self.block.modules() for item in parent._modules.items()],
+            forwards=[(child, type(child), type(child).forward) for child in children],
+            hooks=[(child, name) for child in children for name in conditions.HOOKS],
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "parameters": ()}
+
+
+class FusedMLP(FusedBlock):
+    """down(activation(up(x))) without gradients as one native call, with the activation in the kernel of up."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        state: MLPState | None = vars(self).get(_STATE)  # a slice of a Sequential has none
+        if (
+            kwargs
+            or len(args) != 1
+            or state is None
+            or torch.compiler.is_compiling()
+            or state.block is not self
+            or not state.holds()
+            or len(self._modules) != len(state.modules)
+            or not isinstance(args[0], torch.Tensor)
+            or autocast_dtype(args[0]) is not None
+        ):
+            return super().forward(*args, **kwargs)
+        (x,) = args
+        up, down = state.parameters
+        if "weight" not in up or "weight" not in down:  # parametrized
+            return super().forward(x)
+        activation = state.parts.activation
+        if state.recipe == BF16:
+            return mlp.plain(activation)(x, up["weight"], up["bias"], down["weight"], down["bias"])
+        x_fp8 = () if state.handover is None else state.handover.take(x)
+        operands = [own[name] for own in (up, down) for name in ("weight", "weight_scale_inv", "bias")]
+        return mlp.frozen(state.recipe, activation, bool(x_fp8))(x, *operands, *x_fp8)
 
 
 class FusedExperts(FusedBlock, Experts):

@@ -13,16 +13,20 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
+import math
 import operator
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import BuiltinFunctionType
 from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from stoneware.epilogue import source, trace
+from stoneware.epilogue.expression import Expression
 from stoneware.nn.arguments import has_hooks
 
 _FUNCTIONAL = torch.nn.functional
@@ -64,6 +68,153 @@ def swiglu(module: torch.nn.Module) -> SwiGLUParts:
     if with_bias:
         raise NoProof(f"{with_bias[0]} has a bias")
     return parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLPParts:
+    """The submodules of down(activation(up(x))), by name.
+
+    Attributes:
+      up, down: the layers.
+      activation: the function between them.
+      attributes: (submodule, attribute, value) that the code of the activation reads.
+    """
+
+    up: str
+    down: str
+    activation: Pointwise
+    attributes: tuple[tuple[str, str, Any], ...]
+
+
+class Reference(NamedTuple):
+    """A value of a `Pointwise`.
+
+    Attributes:
+      position: of the operation that computes it, from 1 on; 0 is the argument.
+    """
+
+    position: int
+
+
+class Operation(NamedTuple):
+    """An operation of a `Pointwise`.
+
+    Attributes:
+      target: a function, or the name of a tensor's method.
+      arguments, options: positional arguments and keywords: References and constants.
+    """
+
+    target: Callable[..., Any] | str
+    arguments: tuple[Any, ...]
+    options: tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """A function of one tensor that computes each element by itself. Equal ones share their linked kernels' plans.
+
+    Attributes:
+      operations: what it computes; its result is that of the last one.
+    """
+
+    operations: tuple[Operation, ...]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.values(x)[-1]
+        return result
+
+    def values(self, x: torch.Tensor) -> list[Any]:
+        """The argument, and the result of each operation."""
+        values: list[Any] = [x]
+        for target, arguments, options in self.operations:
+            given = [values[each.position] if isinstance(each, Reference) else each for each in arguments]
+            keywords = {name: values[each.position] if isinstance(each, Reference) else each for name, each in options}
+            function = getattr(given.pop(0), target) if isinstance(target, str) else target
+            values.append(function(*given, **keywords))
+        return values
+
+
+def mlp(module: torch.nn.Module) -> MLPParts:
+    """The parts of a feed-forward that computes down(activation(up(x))), with an activation that an epilogue can have.
+
+    Raises:
+      NoProof: its code does not show that.
+    """
+    attributes: dict[tuple[str, str], Any] = {}
+    graph = _trace(module, "forward", attributes)
+    (x,) = _inputs(graph)
+    down = _result(graph)
+    last = _linear_argument(module, down)
+    calls = [node for node in graph.nodes if node.op == "call_module" and node is not down]
+    layers = [node for node in calls if type(module.get_submodule(str(node.target))) is torch.nn.Linear]
+    if len(layers) != 1 or layers[0].target == down.target:
+        raise NoProof("it does not call two layers, once each")
+    (up,) = layers
+    _linear_name(module, up, x)
+    activation = _pointwise(module, up, last, {x, up, down})
+    return MLPParts(
+        up=str(up.target),
+        down=str(down.target),
+        activation=activation,
+        attributes=tuple((*names, value) for names, value in attributes.items()),
+    )
+
+
+def _pointwise(
+    module: torch.nn.Module, argument: torch.fx.Node, result: torch.fx.Node, others: set[torch.fx.Node]
+) -> Pointwise:
+    """The function from a node to a later one; all nodes of the trace but `others` are in it."""
+    values = {argument: Reference(0)}
+    operations: list[Operation] = []
+    for node in argument.graph.nodes:
+        if node.op == "output" or node in others:
+            continue
+        arguments = tuple(_operand(value, values, node) for value in node.args)
+        options = tuple((name, _operand(value, values, node)) for name, value in node.kwargs.items())
+        if _is_silu(module, node):
+            operations.append(Operation(_FUNCTIONAL.silu, arguments[:1], ()))
+        elif node.op == "call_method" or (node.op == "call_function" and _is_of_torch(node.target)):
+            operations.append(Operation(node.target, arguments, options))
+        else:
+            raise NoProof(f"it computes {_name(node)} between its layers")
+        values[node] = Reference(len(operations))
+    if not operations or values.get(result) != Reference(len(operations)):
+        raise NoProof("its last layer does not read the result of an activation")
+    activation = Pointwise(tuple(operations))
+
+    def with_one_shape(x: torch.Tensor) -> torch.Tensor:
+        values = activation.values(x)
+        # Code that reads a size gets another one in the kernel, for which all dimensions but the last are rows.
+        if any(not isinstance(value, torch.Tensor) or value.shape != x.shape for value in values):
+            raise NoProof("it changes or reads a shape between its layers")
+        result: torch.Tensor = values[-1]
+        return result
+
+    try:
+        (output,) = trace.trace(with_one_shape, (2, 4), (), torch.device("cpu")).outputs
+        source.write(Expression((output,), False), main=0, has_pairs=[])
+    except NoProof:
+        raise
+    except Exception as error:  # what torch raises for arguments that it refuses
+        raise NoProof(f"no epilogue can compute what is between its layers: {error}") from error
+    if (output.kind, output.dtype) != ("full", torch.float32):
+        raise NoProof("what is between its layers has another shape or dtype")
+    return activation
+
+
+def _is_of_torch(function: Any) -> bool:
+    """Whether it is a function of torch or an operator of Python, whose code reads nothing that can change."""
+    if function is getattr or not callable(function):
+        return False
+    return isinstance(function, BuiltinFunctionType) or str(function.__module__).startswith("torch.")
+
+
+def _operand(value: Any, values: dict[torch.fx.Node, Reference], node: torch.fx.Node) -> Any:
+    if isinstance(value, torch.fx.Node) and value in values:
+        return values[value]
+    if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    raise NoProof(f"it computes {_name(node)} of {value}")
 
 
 def rms_norm(module: torch.nn.Module) -> float:
@@ -188,20 +339,28 @@ class _AttributeReads:
     def __exit__(self, *exception: object) -> None:
         self.module.__class__ = self.kind
 
-    def check(self, *, is_guarded: bool) -> None:
-        """Refuses code that reads mutable attributes. With `is_guarded`, setting an attribute ends the proof."""
-        module = self.module
+    def check(self, *, is_guarded: bool) -> dict[str, Any]:
+        """Refuses code that reads mutable attributes.
+
+        Args:
+          is_guarded: whether setting an attribute ends the proof.
+
+        Returns:
+          The attributes that are read and may be set, with their values.
+        """
+        module, values = self.module, {}
         for name in self.names - _MODULE_ATTRIBUTES:
             if name.startswith("__") or hasattr(torch.nn.Module, name):
                 continue
             if name in vars(module):
-                value = vars(module)[name]
+                value = values[name] = vars(module)[name]
                 is_constant = is_guarded and (_is_immutable(value) or callable(value))
             else:
                 is_method = callable(getattr(self.kind, name, None))
                 is_constant = name in module._parameters or name in module._modules or is_method
             if not is_constant:
                 raise NoProof(f"its code reads the attribute {name}, which can change later")
+        return values
 
 
 class _Silent:
@@ -221,10 +380,16 @@ def _is_immutable(value: Any) -> bool:
 
 
 class _Tracer(torch.fx.Tracer):
-    """Follows the code of a module down to torch.nn's own submodules."""
+    """Follows the code of a module down to torch.nn's own submodules.
 
-    def __init__(self, method: str) -> None:
+    Args:
+      method: of the module.
+      attributes: gets what the code of submodules reads, (submodule, attribute) -> value; None refuses such code.
+    """
+
+    def __init__(self, method: str, attributes: dict[tuple[str, str], Any] | None = None) -> None:
         super().__init__()
+        self.attributes = attributes
         self.traced_func_name = method
         self.proxy_buffer_attributes = True  # or a trace would change them
         self.proxies: list[torch.fx.Proxy] = []
@@ -238,7 +403,10 @@ class _Tracer(torch.fx.Tracer):
             return super().call_module(module, forward, args, kwargs)
         with _AttributeReads(module) as reads:
             result = super().call_module(module, forward, args, kwargs)
-        reads.check(is_guarded=False)
+        values = reads.check(is_guarded=self.attributes is not None)
+        if self.attributes is not None:
+            path = self.path_of_module(module)
+            self.attributes.update({(path, name): value for name, value in values.items()})
         return result
 
     def proxy(self, node: torch.fx.Node) -> torch.fx.Proxy:
@@ -260,8 +428,10 @@ class _Weight(torch.fx.Proxy):
         self.dtype = dtype
 
 
-def _trace(module: torch.nn.Module, method: str) -> torch.fx.Graph:
-    """The operations of a call, if they do not depend on the mode."""
+def _trace(
+    module: torch.nn.Module, method: str, attributes: dict[tuple[str, str], Any] | None = None
+) -> torch.fx.Graph:
+    """The operations of a call, if they do not depend on the mode. `attributes` is that of `_Tracer`."""
     _check_call(module)
     graphs = []
     for is_training in (False, True):
@@ -271,7 +441,7 @@ def _trace(module: torch.nn.Module, method: str) -> torch.fx.Graph:
                     part.training = is_training
                 with _AttributeReads(module) as reads:
                     try:
-                        graphs.append(_graph(module, method))
+                        graphs.append(_graph(module, method, attributes))
                     except NoProof:
                         raise
                     except Exception as error:  # code of other packages may raise anything for a proxy
@@ -282,8 +452,8 @@ def _trace(module: torch.nn.Module, method: str) -> torch.fx.Graph:
     return graphs[0]
 
 
-def _graph(module: torch.nn.Module, method: str) -> torch.fx.Graph:
-    tracer = _Tracer(method)
+def _graph(module: torch.nn.Module, method: str, attributes: dict[tuple[str, str], Any] | None) -> torch.fx.Graph:
+    tracer = _Tracer(method, attributes)
     graph = tracer.trace(module)
     if any(vars(proxy).keys() - _PROXY_ATTRIBUTES for proxy in tracer.proxies):
         raise NoProof("its code sets attributes of tensors")
@@ -382,7 +552,7 @@ def operations(module: torch.nn.Module) -> list[str] | None:
     """The names of the tensor operations in the module's trace; None for torch.nn.RMSNorm, which has no trace."""
     if type(module) is torch.nn.RMSNorm:
         return None
-    names = [_name_in_call(module, node) for node in _Tracer("forward").trace(module).nodes]
+    names = [_name_in_call(module, node) for node in _Tracer("forward", {}).trace(module).nodes]
     return sorted(name for name in names if name is not None)
 
 

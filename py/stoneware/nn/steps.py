@@ -47,7 +47,7 @@ class Op:
         raise NotImplementedError
 
     def plan(self, dtype: torch.dtype, *inputs: Any) -> tuple[Any, Sequence[Output]]:
-        """The plan for inputs of this kind, and its outputs."""
+        """The plan for inputs of this kind, and its outputs; `NoKernel` if the layer must run by its ops."""
         raise NotImplementedError
 
     def direct(self, dtype: torch.dtype, plan: Any, shape: Sequence[int]) -> Callable[..., Any] | None:
@@ -64,6 +64,16 @@ class Op:
         """The arguments of a plan in Python, from the step's tensors: matrices of their rows. A native launch reads
         memory, and takes the tensors themselves."""
         return tensors
+
+
+class NoKernel(NamedTuple):
+    """The plan of an op that has no kernel for inputs of this kind.
+
+    Attributes:
+      is_final: whether it has none later either.
+    """
+
+    is_final: bool
 
 
 class Step(NamedTuple):
@@ -152,6 +162,7 @@ class ScaledMM(Op):
     """a [..., k] @ b [n, k]^T + bias with scales, as `sw.quantize` returns them for a and for b."""
 
     use_fast_accum: bool = True
+    plans = scaled_mm_api._PLANS
     order = tuple(map(("a", "b", "scale_a", "scale_b", "bias", "out").index, SCALED_MM.plan_order))
 
     def __call__(self, dtype: torch.dtype, a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any) -> Any:
@@ -160,11 +171,13 @@ class ScaledMM(Op):
         return (y,)
 
     def plan(self, dtype: torch.dtype, *inputs: Any) -> tuple[Any, Sequence[Output]]:
+        tensors, objects = self.call(dtype, *inputs)
+        return self.plans.plan(*tensors, None, *objects), [dense((tensors[0].shape[0], tensors[1].shape[1]), dtype)]
+
+    def call(self, dtype: torch.dtype, *inputs: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        """The tensors of a call of the op, without out, and its other arguments."""
         a, b, _, scale_a, scale_b, bias = self.arguments(*(*inputs, None))
-        plan = scaled_mm_api._PLANS.plan(
-            a, b, scale_a, scale_b, bias, None, dtype, self.use_fast_accum, None, None
-        )  # fmt: skip
-        return plan, [dense((a.shape[0], b.shape[1]), dtype)]
+        return (a, b, scale_a, scale_b, bias), (dtype, self.use_fast_accum, None, None)
 
     def direct(self, dtype: torch.dtype, plan: Any, shape: Sequence[int]) -> Callable[..., Any] | None:
         if not is_torch_plan(plan) or plan.direct is None:
@@ -204,6 +217,7 @@ class Matmul(Op):
     """
 
     layout: str
+    plans = matmul_api._PLANS
     order = tuple(map(("a", "b", "bias", "out").index, MATMUL.plan_order))
 
     def __call__(self, dtype: torch.dtype, a: torch.Tensor, b: torch.Tensor, bias: Any) -> Sequence[torch.Tensor]:
@@ -211,11 +225,16 @@ class Matmul(Op):
         return (matmul_api.matmul(a, b, bias, out_dtype=dtype),)
 
     def plan(self, dtype: torch.dtype, *inputs: Any) -> tuple[Any, Sequence[Output]]:
-        a, b, _, bias = self.arguments(*(*inputs, None))
-        plan = matmul_api._PLANS.plan(a, b, bias, None, dtype, None, None)
+        (a, b, bias), objects = self.call(dtype, *inputs)
+        plan = self.plans.plan(a, b, bias, None, *objects)
         # Not its native launch, which would read 32 bits.
         launch = plan if inputs[0].dtype == a.dtype else lambda *tensors: plan(*tensors)
         return launch, [dense((a.shape[0], b.shape[1]), dtype)]
+
+    def call(self, dtype: torch.dtype, *inputs: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        """The tensors of a call of the op, without out, and its other arguments."""
+        a, b, _, bias = self.arguments(*(*inputs, None))
+        return (a, b, bias), (dtype, None, None)
 
     def direct(self, dtype: torch.dtype, plan: Any, shape: Sequence[int]) -> Callable[..., Any] | None:
         return _TORCH_MATMULS[self.layout] if dtype != torch.float32 and is_torch_plan(plan) else None
@@ -250,6 +269,34 @@ _TORCH_MATMULS: dict[str, Callable[..., torch.Tensor]] = {
     "tn": _product_of_rows,
 }
 """Layout -> the matmul of (a, b, bias)."""
+
+
+@dataclass(frozen=True)
+class Activated(Op):
+    """activation(a @ b + bias) in the matmul's kernel, from its float32 sums; only in native calls.
+
+    Attributes:
+      matmul: the op.
+      activation: a pointwise function; see `stoneware.ops.fused`.
+    """
+
+    matmul: ScaledMM | Matmul
+    activation: Callable[[torch.Tensor], torch.Tensor]
+
+    @property
+    def order(self) -> Sequence[int]:  # type: ignore[override]
+        return self.matmul.order
+
+    def plan(self, dtype: torch.dtype, *inputs: Any) -> tuple[Any, Sequence[Output]]:
+        from stoneware.ops import fused as epilogues
+
+        tensors, objects = self.matmul.call(dtype, *inputs)
+        calls = epilogues.calls_of(self.matmul.plans, self.activation, (), tensors, objects)
+        plan, is_final = calls.kernel_plan(*tensors)
+        return plan or NoKernel(is_final), [dense((tensors[0].shape[0], tensors[1].shape[1]), dtype)]
+
+    def arguments(self, *tensors: Any) -> Sequence[Any]:
+        return self.matmul.arguments(*tensors)
 
 
 @dataclass(frozen=True)
@@ -403,6 +450,10 @@ def native_call(
                 for name in step.inputs
             ]
             plan, step_outputs = step.op.plan(first.dtype, *operands)
+            if isinstance(plan, NoKernel):
+                nothing = [dense((0,), first.dtype)] * len(outs)
+                is_kept = plan.is_final and native.is_kept()
+                return native.Direct((slow, [*range(num_inputs)])), is_kept, first.device, tuple(nothing)
             for name, output in zip(step.outputs, step_outputs):
                 if name not in inputs:
                     shape, _, dtype = output

@@ -61,7 +61,8 @@ def general(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, re
     return (_checked if isinstance(weight, GatheredWeight) else _call_cast)(x, weight, bias, None, recipe)
 
 
-def _check(recipe: str, x: torch.Tensor, weight: torch.Tensor) -> None:
+def check_x(recipe: str, x: torch.Tensor, weight: torch.Tensor) -> None:
+    """Raises TypeError or ValueError for an x that does not fit a layer of this recipe."""
     check(x, weight, BITS_16 if recipe == BF16 else FLOATS)
 
 
@@ -217,7 +218,7 @@ def _differentiable_gradients(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor 
 
 def _make(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, y: None, recipe: str) -> tuple[Any, ...]:
     """The plan of `call`; see `native_call.build`."""
-    _check(recipe, x, weight)
+    check_x(recipe, x, weight)
     is_enabled = torch.is_grad_enabled()
     needs_x, needs_weight = is_enabled and x.requires_grad, is_enabled and weight.requires_grad
     needs_bias = is_enabled and bias is not None and bias.requires_grad
@@ -259,7 +260,7 @@ def _runs_torch_kernels(
 
 
 def _checked(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, y: None, recipe: str) -> torch.Tensor:
-    _check(recipe, x, weight)
+    check_x(recipe, x, weight)
     return _linear(recipe, x, weight, bias)
 
 
@@ -289,7 +290,7 @@ def call_without_grad(recipe: str) -> Callable[..., torch.Tensor]:
         FORWARD[recipe],
         lambda x, weight, bias: general(x, weight, bias, recipe),
         optional=("bias",),
-        check=lambda x, weight, bias: _check(recipe, x, weight),
+        check=lambda x, weight, bias: check_x(recipe, x, weight),
         is_layer=True,
     )
 

@@ -46,6 +46,13 @@ _MOST_FUNCTIONS = 1024
 MOST_TENSORS = 32
 """kMaxTensors of cc/call/made_plan.h."""
 
+KERNEL_US = 1.0
+"""What a kernel after another one takes in a CUDA graph, apart from its bytes: a cautious estimate, not measured."""
+
+_BYTES_PER_US = 4.8e6
+"""Of an H200's memory by its data sheet, more than an H100's: the traffic that a fused call saves takes at least this
+long."""
+
 _is_compiling = torch.compiler.is_dynamo_compiling
 
 
@@ -169,6 +176,28 @@ class _FusedCalls:
         """The plan of a call with these tensors, those of the op and the inputs; a fused one has a native launch."""
         return self._fast.plan(*tensors, *self._nones) if self._fast is not None else self._make(*tensors)[0]
 
+    def kernel_plan(self, *tensors: Any) -> tuple[Plan | None, bool]:
+        """The plan of the fused kernel as a step of a layer, for a function without inputs.
+
+        Returns:
+          The plan, which takes what the plan of the op itself takes; and whether later calls of this kind have the
+          same answer. The plan is None where the layer should run the function after the op: the kernel is not linked
+          yet, cannot be, or is not predicted to be faster; or rows must have the bits of an unfused call.
+        """
+        device = self._check(tensors, ())
+        expression, shape = self._traced(tensors, ())
+        kind = self._kind(tensors, (), expression, shape, device)
+        if not isinstance(kind, _Kind) or kind.main is None or policy.is_batch_invariant():
+            return None, True
+        lead = lead_us(self.plans.operation, kind.problem, device)
+        saved_bytes = 2 * math.prod(shape) * TORCH_DTYPES[kind.problem.out_dtype].itemsize
+        if lead is None or lead > KERNEL_US + saved_bytes / _BYTES_PER_US:
+            return None, True
+        kernel = self._linked(kind, must_be=False)
+        if kernel is None:
+            return None, linked.has_failed(kind.config.kernel, kind.source.text)
+        return self._native_plan(kind, kernel, expression, device), True
+
     def _check(self, tensors: Sequence[Any], inputs: Sequence[Any]) -> Device:
         """Raises TypeError or ValueError unless all are tensors on one device, which it returns."""
         spec = self.plans.spec
@@ -281,8 +310,12 @@ class _FusedCalls:
             return str(error)
         return _Kind(problem, decision.config, text, main)
 
-    def _linked(self, kind: _Kind) -> Any | None:
-        """The native kernel; None if it is not linked yet, or cannot be."""
+    def _linked(self, kind: _Kind, *, must_be: bool = True) -> Any | None:
+        """The native kernel; None if it is not linked yet, or cannot be.
+
+        Raises:
+          TuningMissError: it is not linked yet, `must_be`, and tuning is "error_on_miss".
+        """
         kernel, text = kind.config.kernel, kind.source.text
         mode = policy.current_mode()
         if mode == "on_miss" and not policy.is_capturing():
@@ -291,7 +324,7 @@ class _FusedCalls:
             except (LinkError, UnsupportedError):
                 return linked.soon(kernel, text)  # logged once
         found = linked.soon(kernel, text)
-        if found is None and mode == "error_on_miss" and not linked.has_failed(kernel, text):
+        if found is None and must_be and mode == "error_on_miss" and not linked.has_failed(kernel, text):
             raise TuningMissError(
                 f"an epilogue of {self.plans.spec.name} must be linked into {kernel} before the call, because tuning "
                 "is 'error_on_miss', and it is not; call it once inside sw.tuning(\"on_miss\")"
@@ -307,6 +340,17 @@ class _FusedCalls:
         positions = [stored if name == "out" else names.index(name) for name in spec.plan_order]
         positions += [self._num_tensors + position for _, position in kind.source.inputs]
         positions += [first_out + position for _, position in kind.source.outputs]
+        plan = self._native_plan(kind, kernel, expression, device)
+
+        def run(*tensors: torch.Tensor | None) -> None:
+            plan(*[tensors[position] for position in positions])
+
+        run.native_launch = [(plan.native_launch, positions, -1)]  # type: ignore[attr-defined]
+        return run
+
+    def _native_plan(self, kind: _Kind, kernel: Any, expression: Expression, device: Device) -> Any:
+        """The plan of the linked kernel: it takes the tensors of the op's plan, then the inputs and the outputs that
+        the epilogue itself loads and stores."""
         minima = []
         for index, (_, position) in enumerate(kind.source.outputs, start=len(kind.source.inputs)):
             output = expression.outputs[position]
@@ -323,15 +367,8 @@ class _FusedCalls:
             minima=minima,
             discards_out=kind.main is None,
         )
-
         assert device.ordinal is not None  # a GPU of this machine has one
-        plan = native.plan(launch, device.ordinal)
-
-        def run(*tensors: torch.Tensor | None) -> None:
-            plan(*[tensors[position] for position in positions])
-
-        run.native_launch = [(plan.native_launch, positions, -1)]  # type: ignore[attr-defined]
-        return run
+        return native.plan(launch, device.ordinal)
 
     def _unfused_plan(self) -> Plan:
         num_tensors = self._num_tensors + self._num_inputs
@@ -375,6 +412,20 @@ def problem_of(plans: OpPlans, tensors: Sequence[Any], objects: Sequence[Any]) -
         return "the result is empty"
     (problem,) = problems
     return "it is a batch" if getattr(problem, "batch", 1) != 1 else problem
+
+
+def lead_us(operation: Any, problem: Any, device: Device) -> float | None:
+    """How much sooner the fastest kernel is done than the fastest one that can have an epilogue, by the table; None if
+    nothing is predicted.
+
+    Raises:
+      UnsupportedError: nothing can run the problem.
+    """
+    fastest = operation.decide(problem, device, lists_refusals=False)
+    fused = operation.decide(problem, device, backend=SM90, lists_refusals=False, only_open=True)
+    if fastest.chosen is None or fused.chosen is None:
+        return None
+    return float(fused.chosen.median_us - fastest.chosen.median_us)
 
 
 def _narrow(dtype: torch.dtype) -> torch.dtype:
