@@ -124,6 +124,28 @@ def test_silu_times_up_is_quantized_as_float64_has_it(on, device, m, k, dtype):
         assert (error <= (2**-4 + 2**-7) * exact.abs() + 2**-10 * 1.01 * scale).all()
 
 
+@pytest.mark.parametrize("k", [16, 2048, 4112, 14336])
+@pytest.mark.parametrize("m", [1, 17, 300])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_silu_times_up_is_quantized_by_blocks_as_float64_has_it(on, device, m, k, dtype):
+    z = (torch.randn(m, 2 * k + 16, device=on) * 4).to(dtype)[:, : 2 * k]
+    shape, strides = layout.dense_shape("block", m, k)
+    values, scale = torch.empty(m, k, device=on, dtype=E4M3), torch.empty_strided(shape, strides, device=on)
+    poison(on)
+    for power_of_two in (False, True):
+        plan = fused.silu_mul_plan(z, power_of_two, "block")
+        assert hasattr(plan, "native_launch")  # a kernel's
+        plan(z, values, scale)
+        gate, up = z.double().chunk(2, -1)
+        exact = torch.nn.functional.silu(gate) * up
+        padded = torch.nn.functional.pad(exact, (0, -k % layout.BLOCK))
+        wanted = padded.unflatten(1, (-1, layout.BLOCK)).abs().amax(2) / 448
+        assert ((scale >= 0.99 * wanted) & (scale <= (2.02 if power_of_two else 1.01) * wanted)).all()
+        of_elements = scale.repeat_interleave(layout.BLOCK, 1)[:, :k]
+        error = (values.double() * of_elements - exact).abs()
+        assert (error <= (2**-4 + 2**-7) * exact.abs() + 2**-10 * 1.01 * of_elements).all()
+
+
 @pytest.mark.parametrize("k", [16, 2048, 4112, 14336, 28672])
 @pytest.mark.parametrize("m", [1, 17, 300])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -213,10 +213,34 @@ def test_a_filter_that_refuses_one_layer_keeps_its_block(model):
 def test_other_recipes_hand_nothing_over(model, recipe):
     x = rows(2, 5, HIDDEN)
     wanted = model(x)
-    # Those with frozen fp8 weights but rowwise leave the feed-forward to its layers.
-    assert ("SwiGLU" in nn.convert(model, recipe).blocks.values()) == (recipe == "bf16")
+    # With tensor scales, gate and up cannot be one matmul.
+    assert ("SwiGLU" in nn.convert(model, recipe).blocks.values()) == (recipe != "tensorwise")
     assert not any(has_handover(one) for name, one in model.named_modules() if name.endswith("norm"))
     assert near(model(x), wanted)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 16, 131])
+def test_a_blockwise_feed_forward_is_one_call_of_joined_weights(num_tokens):
+    block, x = LlamaMLP().bfloat16().eval().requires_grad_(False), rows(num_tokens, HIDDEN)
+    exact = copy.deepcopy(block).double()
+    by_layers = copy.deepcopy(block)
+    model = torch.nn.Sequential(block).eval()
+    done = nn.convert(model, "blockwise")
+    assert done.blocks == {"0": "SwiGLU"}
+    nn.convert(by_layers, "blockwise", filter=lambda name, layer: name != "down_proj")
+    assert torch.equal(*(one.gate_proj.weight.view(torch.uint8) for one in (block, by_layers)))
+    assert torch.equal(block.up_proj.weight_scale_inv, by_layers.up_proj.weight_scale_inv)
+    state = block._stoneware
+    assert state.joined[0].shape == (2 * WIDTH, HIDDEN) and state.joined[1].shape == (2 * WIDTH // 128, HIDDEN // 128)
+    y = model(x)
+    own = LlamaMLP.forward(block, x)
+    assert near(y, exact(x.double())) and (y - own).float().norm() <= 0.01 * own.float().norm()
+    x.requires_grad_()
+    (dx,) = torch.autograd.grad(model(x).sum(), x)
+    (wanted,) = torch.autograd.grad(exact(x.double()).sum(), x)
+    assert near(dx, wanted)
+    done.undo()
+    assert near(model(x.detach()), y)
 
 
 def training(model, x, dy):

@@ -79,6 +79,8 @@ def launch(functions, kernel_id, grid, arguments):
     elif variant in ("silu_mul_tiles", "silu_mul_grad"):
         rows, columns = kernels._ACTIVATION_TILE
         getattr(functions, variant)[grid](*arguments, ROWS=rows, TILE=columns)
+    elif variant == "silu_mul_runs":
+        functions.silu_mul_runs[grid](*arguments, **largest, ROWS=kernels._RUN_ROWS, TILE=layout.BLOCK)
     elif kind == "silu":
         size = which.removeprefix("mul_")
         block = 64 if size == "loop" else int(size)
@@ -222,6 +224,17 @@ def test_silu_times_up_is_what_torch_quantizes(quantized, monkeypatch, loops):
     values, scale = torch.full((5, 272), 3.0).to(torch.float8_e4m3fn), torch.full((5, 1), -5.0)
     kernels.rows_plan("silu_mul", z, 272, 3, [1], device.CPU)(z, values, scale)
     assert_same_bits([values, scale], reference.quantize(fused.silu_mul(z), "row", values.dtype, True))
+
+
+@pytest.mark.parametrize("power_of_two", [False, True])
+@pytest.mark.parametrize("m, k", [(5, 272), (17, 384), (1, 128)])
+def test_silu_times_up_is_what_torch_quantizes_by_blocks(quantized, power_of_two, m, k):
+    z = (torch.randn(m, 2 * k + 16) * 4).bfloat16()[:, : 2 * k]
+    z[0, 3] = float("inf")
+    shape, strides = layout.dense_shape("block", m, k)
+    values, scale = torch.full((m, k), 3.0).to(torch.float8_e4m3fn), torch.empty_strided(shape, strides).fill_(-5)
+    kernels.silu_mul_runs_plan(z, power_of_two, device.CPU)(z, values, scale)
+    assert_same_bits([values, scale], reference.quantize(fused.silu_mul(z), "block", values.dtype, power_of_two))
 
 
 @pytest.mark.parametrize("loops", [False, True])

@@ -246,13 +246,14 @@ class FusedNorm(Change):
 class FusedFeedForward(Change):
     """A feed-forward that was proved to be SwiGLU -> one native call; after its layers became fp8."""
 
-    def __init__(self, name: str, block: torch.nn.Module, parts: SwiGLUParts) -> None:
+    def __init__(self, name: str, block: torch.nn.Module, parts: SwiGLUParts, recipe: str) -> None:
         super().__init__(name, block, "SwiGLU")
-        self.parts = parts
+        self.parts, self.recipe = parts, recipe
         self.hook: Any = None
 
     def change(self) -> None:
-        state = fused_blocks.SwiGLUState(parts=self.parts, modules=[*self.module._modules.values()])
+        modules = [*self.module._modules.values()]
+        state = fused_blocks.SwiGLUState(parts=self.parts, recipe=self.recipe, modules=modules)
         fused_blocks.fuse(self.module, fused_blocks.FusedSwiGLU, state)
         self.hook = self.module.register_load_state_dict_post_hook(_join_again)
         fused_blocks.join(self.module)

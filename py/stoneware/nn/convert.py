@@ -32,7 +32,7 @@ from stoneware.nn.changes import (
 from stoneware.nn.checkpoints import Saving
 from stoneware.nn.experts import WEIGHTS, Experts
 from stoneware.nn.fused_blocks import FusedBlock
-from stoneware.nn.recipes import BF16, RECIPES, UNIT, why_not
+from stoneware.nn.recipes import BF16, RECIPES, ROWWISE, UNIT, why_not
 from stoneware.nn.swiglu import ONE_CALL
 from stoneware.quantizing.fused import silu_mul
 
@@ -138,8 +138,7 @@ def convert(
 
     Blocks change only if their code proves that the replacement computes the same (`stoneware.nn.proofs`): experts of
     transformers (`Experts`, or `Float8InferenceExperts` if they are frozen and rowwise), norms (one kernel, and one in
-    backward), and in a frozen model feed-forwards with rowwise layers (one native call). All other blocks stay, with a
-    reason.
+    backward), and feed-forwards (in a frozen model one native call). All other blocks stay, with a reason.
 
     A linear layer stays if it is a subclass of torch.nn.Linear, has hooks, shares its weight with another module, has
     a size that the recipe refuses, or has a weight that other code reads and that would become fp8. Without a filter,
@@ -313,7 +312,7 @@ class _Converter:
 
     def decide_experts(self, name: str, module: Any) -> None:
         weights = [getattr(module, weight) for weight in WEIGHTS]
-        is_frozen = self.is_frozen(weights) and self.recipe == ONE_CALL
+        is_frozen = self.is_frozen(weights) and self.recipe == ROWWISE
         if isinstance(module, (FusedBlock, Experts)) and not (is_frozen and type(module) is Experts):
             return
         reason = self.why_experts_kept(name, module, weights)
@@ -350,7 +349,7 @@ class _Converter:
         return None
 
     def decide_block(self, name: str, module: torch.nn.Module) -> None:
-        """A norm, or a feed-forward whose layers are frozen and rowwise, or train with one recipe."""
+        """A norm, or a feed-forward whose layers are frozen or train, all with one recipe."""
         if isinstance(module, FusedBlock) or hasattr(module, "_stoneware"):
             return
         parameters = [parameter for parameter, _ in module.named_parameters()]
@@ -413,8 +412,8 @@ class _Converter:
 
     def feed_forward(self, layers: list[torch.nn.Linear]) -> Callable[..., Change] | None:
         """The change of a feed-forward of these layers, if one call can run them."""
-        if all(self.is_rowwise(layer) for layer in layers):
-            return FusedFeedForward
+        if all(self.is_frozen_by(layer, ONE_CALL) for layer in layers):
+            return functools.partial(FusedFeedForward, recipe=self.recipe)
         if not self.fuse_wgrad_accumulation and all(self.is_trained(layer) for layer in layers):
             return functools.partial(TrainedFeedForward, recipe=self.recipe)
         return None
@@ -422,10 +421,11 @@ class _Converter:
     def is_trained(self, layer: torch.nn.Module) -> bool:
         return isinstance(self.changes.get(id(layer)), TrainedLinear)
 
-    def is_rowwise(self, layer: Any) -> bool:
-        """Whether it gets a weight that `convert` quantized; those of checkpoints are not joined."""
+    def is_frozen_by(self, layer: Any, recipes: Sequence[str]) -> bool:
+        """Whether it gets a weight that `convert` quantized by one of the recipes; those of checkpoints are not
+        joined."""
         change = self.changes.get(id(layer))
-        return type(change) is FrozenLinear and change.recipe == ONE_CALL
+        return type(change) is FrozenLinear and change.recipe in recipes
 
     def handovers(self, name: str, norm: torch.nn.Module) -> Iterator[NormHandover]:
         """The change of a norm whose result only rowwise layers read."""
@@ -438,8 +438,8 @@ class _Converter:
 
         def is_reader(module: torch.nn.Module) -> bool:
             change = self.changes.get(id(module))
-            is_block = isinstance(change, (FusedFeedForward, FusedTwoLayers)) and self.recipe == ONE_CALL
-            return (is_block or self.is_rowwise(module)) and not has_hooks(module)
+            is_block = isinstance(change, (FusedFeedForward, FusedTwoLayers)) and self.recipe == ROWWISE
+            return (is_block or self.is_frozen_by(module, (ROWWISE,))) and not has_hooks(module)
 
         reader = data_flow.reader(owner, last, is_reader)
         if reader is not None:

@@ -212,6 +212,7 @@ class SwiGLUState(State):
 
     Attributes:
       parts: which submodules are its layers.
+      recipe: of the layers.
       modules: all submodules at the time of the proof.
       handover: may provide x in fp8.
       joined: weight and scales of gate and up as one matmul, which share the memory of the two layers.
@@ -221,6 +222,7 @@ class SwiGLUState(State):
     """
 
     parts: SwiGLUParts
+    recipe: str
     modules: list[torch.nn.Module | None]
     handover: Handover | None = None
     joined: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -258,7 +260,8 @@ class SwiGLUState(State):
 
 
 class FusedSwiGLU(FusedBlock):
-    """down(silu(gate(x)) * up(x)) over frozen rowwise layers as one native call, in which gate and up are one matmul.
+    """down(silu(gate(x)) * up(x)) over frozen layers of one recipe as one native call, in which gate and up are one
+    matmul.
 
     The weights of gate and up are views of one tensor.
     """
@@ -277,7 +280,7 @@ class FusedSwiGLU(FusedBlock):
             return _unusual_swiglu(self, state, args, kwargs)
         (x,) = args
         x_fp8 = () if state.handover is None else state.handover.take(x)
-        return swiglu.frozen(bool(x_fp8))(x, *state.operands, *x_fp8)
+        return swiglu.frozen(state.recipe, bool(x_fp8))(x, *state.operands, *x_fp8)
 
     def _apply(self, fn: Any, recurse: bool = True) -> FusedSwiGLU:
         super()._apply(fn, recurse)
@@ -307,7 +310,7 @@ def _unusual_swiglu(block: FusedSwiGLU, state: SwiGLUState, args: tuple[Any, ...
     *gate_up, down = layers
     if torch.compiler.is_compiling():
         weights = _weights(gate_up[0]) if len(gate_up) == 1 else state.joined
-        return own_forward(x) if weights is None else swiglu.frozen_by_ops(x, *weights, *_weights(down))
+        return own_forward(x) if weights is None else swiglu.frozen_by_ops(state.recipe, x, *weights, *_weights(down))
     if len(gate_up) == 2 and _addresses(gate_up) != state.addresses:
         parameters = _parameters(gate_up)
         if state.joined_parameters and [*map(id, parameters)] != [*map(id, state.joined_parameters)]:

@@ -63,6 +63,9 @@ _SQUARE = Cast(scales="block_2d")
 BF16 = "bf16"
 """The recipe without fp8: `Linear`."""
 
+ROWWISE = "rowwise"
+"""The recipe whose operands several layers share, and norms hand over."""
+
 RECIPES = {
     "tensorwise": Recipe(forward=(_TENSOR, _TENSOR), grad_input=(_GRADIENT, _TENSOR), grad_weight=(_GRADIENT, _TENSOR)),
     "rowwise": Recipe(forward=(_ROW, _ROW), grad_input=(_ROW, _ROW), grad_weight=(_ROW, _ROW)),

@@ -301,14 +301,14 @@ class Activated(Op):
 
 @dataclass(frozen=True)
 class SiluMul(Op):
-    """silu(gate) * up of z [m, 2 k], quantized with a scale for each row; only in native calls."""
+    """silu(gate) * up of z [m, 2 k], quantized with the scales of a cast by rows or by blocks; only in native calls."""
 
     cast: Cast
 
     def plan(self, dtype: torch.dtype, z: torch.Tensor) -> tuple[Any, Sequence[Output]]:
         m, k = z.shape[0], z.shape[1] // 2
-        outputs = [dense((m, k), self.cast.dtype), dense((m, 1), torch.float32)]
-        return fused.silu_mul_plan(z, self.cast.power_of_two), outputs
+        outputs = Quantization(self.cast.scales, False, self.cast.dtype, self.cast.power_of_two).outputs([m], k)
+        return fused.silu_mul_plan(z, self.cast.power_of_two, self.cast.scales), outputs
 
 
 @dataclass(frozen=True)

@@ -21,15 +21,15 @@ HALVES = ("gate_proj", "up_proj")
 
 _PARAMETERS = ("weight", "weight_scale_inv")
 
-ONE_CALL = "rowwise"
-"""The recipe whose frozen layers quantize the activation in its own kernel."""
+ONE_CALL = ("rowwise", "blockwise")
+"""The recipes whose frozen layers quantize the activation in its own kernel."""
 
 
 class SwiGLU(torch.nn.Module):
     """y = down(silu(gate(x)) * up(x)), where gate and up are one matmul.
 
-    With frozen rowwise layers a call is one native call. The kernel of the activation also quantizes it, and Python
-    never sees the tensors between the matmuls.
+    With frozen rowwise or blockwise layers a call is one native call. The kernel of the activation also quantizes it,
+    and Python never sees the tensors between the matmuls.
 
     The state_dict has `gate_proj`, `up_proj` and `down_proj`, like in Hugging Face. Frozen tensorwise layers have
     `gate_up_proj`, because its single scale cannot be split.
@@ -96,9 +96,9 @@ class SwiGLU(torch.nn.Module):
             ):
                 return self._by_layers(x)
             return trained_swiglu.call(x, weights[0], None, weights[1], None, gate_up.recipe)
-        if gate_up.recipe != ONE_CALL or autocast_dtype(x) is not None:
+        if gate_up.recipe not in ONE_CALL or autocast_dtype(x) is not None:
             return self._by_layers(x)
-        return frozen(False)(x, *(own[name] for own in parameters for name in _PARAMETERS))
+        return frozen(gate_up.recipe, False)(x, *(own[name] for own in parameters for name in _PARAMETERS))
 
     def _by_layers(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.down_proj(silu_mul(self.gate_up_proj(x)))
@@ -106,13 +106,14 @@ class SwiGLU(torch.nn.Module):
 
 
 @functools.cache
-def frozen(has_fp8: bool) -> Callable[..., Any]:
-    """call(x, gate_up, its scale, down, its scale) -> y for rowwise layers.
+def frozen(recipe: str, has_fp8: bool) -> Callable[..., Any]:
+    """call(x, gate_up, its scale, down, its scale) -> y.
 
     Args:
-      has_fp8: whether x in fp8 and its scales follow the weights in the calls.
+      recipe: one of ONE_CALL.
+      has_fp8: whether x in fp8 and its scales follow the weights in the calls; only for "rowwise".
     """
-    cast = RECIPES[ONE_CALL].forward[0]
+    cast = RECIPES[recipe].forward[0]
     x_fp8, quantized = frozen_linear.input_steps(cast, has_fp8)
     sequence = (
         *quantized,
@@ -123,17 +124,22 @@ def frozen(has_fp8: bool) -> Callable[..., Any]:
     weights = ("gate_up8", "scale_gate_up", "down8", "scale_down")
     return steps.native_call(
         steps.Steps(("x", *weights, *x_fp8), ("y",), sequence, rows=("y",)),
-        lambda *tensors: frozen_by_ops(*tensors[:5]),
+        lambda *tensors: frozen_by_ops(recipe, *tensors[:5]),
         check=lambda x, gate_up, *others: frozen_linear.check(x, gate_up, None),
     )
 
 
 def frozen_by_ops(
-    x: torch.Tensor, gate_up: torch.Tensor, scale_gate_up: torch.Tensor, down: torch.Tensor, scale_down: torch.Tensor
+    recipe: str,
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    scale_gate_up: torch.Tensor,
+    down: torch.Tensor,
+    scale_down: torch.Tensor,
 ) -> torch.Tensor:
     """`frozen` as calls of ops, for autograd, traces and torch dispatch modes."""
-    z = frozen_linear.linear(x, gate_up, scale_gate_up, None, ONE_CALL)
-    return frozen_linear.linear(silu_mul(z), down, scale_down, None, ONE_CALL)
+    z = frozen_linear.linear(x, gate_up, scale_gate_up, None, recipe)
+    return frozen_linear.linear(silu_mul(z), down, scale_down, None, recipe)
 
 
 def halves_of(joined: torch.Tensor) -> tuple[torch.Tensor, ...]:

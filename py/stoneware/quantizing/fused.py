@@ -2,7 +2,8 @@
 weight, and the gradients of silu(gate) * up; these without quantizing; and the transpose of fp8 values.
 
 They round to the dtype of their inputs where torch does, and then to fp8 with a scale for each row, like
-`sw.quantize`. Each plan is one or several kernels, or plain torch where no kernel runs.
+`sw.quantize`; silu(gate) * up also with one for each 1 x 128 elements. Each plan is one or several kernels, or plain
+torch where no kernel runs.
 """
 
 from __future__ import annotations
@@ -20,16 +21,21 @@ from stoneware.runtime.device import Device
 _DTYPE = torch.float8_e4m3fn
 
 
-def silu_mul_plan(z: torch.Tensor, power_of_two: bool) -> Any:
+def silu_mul_plan(z: torch.Tensor, power_of_two: bool, scales: str = "row") -> Any:
     """plan(z, y8, scale): y = silu(z[:, :k]) * z[:, k:], each of the two rounded to z's dtype.
 
     Args:
       z: [m, 2 k], like that of the calls.
+      scales: "row" or "block", see `sw.quantize`; the scales have its layout.
     """
 
     def run(z: torch.Tensor, y8: torch.Tensor, scale: torch.Tensor) -> None:
-        _store(silu_mul(z), power_of_two, y8, scale)
+        _store(silu_mul(z), power_of_two, y8, scale, scales=scales)
 
+    if scales == "block":
+        device = tensor_checks.check_one_device([("z", z)])
+        has_kernel = _has_kernels(device, z) and z.shape[1] // 2 % kernels.MULTIPLE == 0
+        return kernels.silu_mul_runs_plan(z, power_of_two, device) if has_kernel else run
     return _rows_plan("silu_mul", {"z": z}, z.shape[1] // 2, 3, [int(power_of_two)], run)
 
 
@@ -204,7 +210,7 @@ def _are_aligned(*factors: torch.Tensor) -> bool:
     return all(factor.is_contiguous() and factor.data_ptr() % kernels.MULTIPLE == 0 for factor in factors)
 
 
-def _store(y: torch.Tensor, power_of_two: bool, y8: torch.Tensor, scale: torch.Tensor) -> None:
-    values, scales = reference.quantize(y, "row", _DTYPE, power_of_two)
+def _store(y: torch.Tensor, power_of_two: bool, y8: torch.Tensor, scale: torch.Tensor, *, scales: str = "row") -> None:
+    values, found = reference.quantize(y, scales, _DTYPE, power_of_two)
     y8.copy_(values)
-    scale.copy_(scales)
+    scale.copy_(found)

@@ -45,6 +45,9 @@ _AMAX_TILE = (8, 512)
 _ACTIVATION_TILE = (8, 256)
 """(rows, columns) of a tile of silu_mul_tiles and silu_mul_grad; as in BUILD.bazel."""
 
+_RUN_ROWS = 8
+"""Rows of a tile of silu_mul_runs; as in BUILD.bazel."""
+
 _SWIGLU_ROWS = {"swiglu_amax": 16, "swiglu_grad": 32}
 """Rows of a tile, by kernel; as in BUILD.bazel."""
 
@@ -273,6 +276,18 @@ def rows_plan(name: str, x: torch.Tensor, k: int, num_tensors: int, options: Seq
     arguments = [*addresses, x.shape[0], k, _ldx(x), *options]
     kernel = _kernel(f"{name}_{block}", _name(x), arguments, device)
     return aot_kernels.plan(device, num_tensors, [(kernel, (x.shape[0], 1, 1), arguments)])
+
+
+def silu_mul_runs_plan(z: torch.Tensor, power_of_two: bool, device: Device) -> Any:
+    """The plan for z [m, 2 k], and silu(z[:, :k]) * z[:, k:] in fp8 with a scale for each 1 x 128 elements.
+
+    Raises:
+      UnsupportedError, TableError: the kernel cannot be loaded.
+    """
+    m, k = z.shape[0], z.shape[1] // 2
+    arguments = [*[("address", position) for position in range(3)], m, k, _ldx(z), int(power_of_two)]
+    kernel = _kernel("silu_mul_runs", _name(z), arguments, device)
+    return aot_kernels.plan(device, 3, [(kernel, (-(-k // BLOCK), -(-m // _RUN_ROWS), 1), arguments)])
 
 
 def silu_mul_plan(gate: torch.Tensor, device: Device) -> Any:

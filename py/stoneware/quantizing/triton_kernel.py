@@ -8,6 +8,7 @@ transpose), the whole matrix, 1 x 128 elements along a row, 128 x 1 along a colu
 
     quantize_rows    grid: a row of x a program; the row is read once into registers
     silu_mul_rows    the same of silu(gate) * up, from rows of gate and up side by side
+    silu_mul_runs    the same with a scale for each 1 x 128 elements; grid: (tiles of 128 columns, tiles of rows)
     rms_norm_rows    the same of a row that is divided by its root mean square; writes the row, too
     reduce_amax      grid: blocks of rows times blocks of columns; the largest |x| of each block, or of each
                      column of it, as a partial result
@@ -380,6 +381,23 @@ def silu_mul_tiles(gate, up, h, m, n, ldz, ROWS: tl.constexpr, TILE: tl.constexp
     mask = (rows < m)[:, None] & (columns < n)[None, :]
     at = rows.to(tl.int64)[:, None] * ldz + columns[None, :]
     _store_tile(h, rows, columns, n, _silu_mul(gate + at, up + at, mask), mask)
+
+
+@triton.jit
+def silu_mul_runs(z, y8, scales, m, k, ldz, power_of_two, MAX: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr):
+    """silu(z[:, :k]) * z[:, k:] with a scale for each run of TILE elements. grid: (tiles of k, tiles of m).
+
+    scales: [m, ceil(k / TILE)] column-major.
+    """
+    tile = tl.program_id(0)
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    columns = tile * TILE + tl.arange(0, TILE)
+    mask = (rows < m)[:, None] & (columns < k)[None, :]
+    at = rows.to(tl.int64)[:, None] * ldz + columns[None, :]
+    values = _silu_mul(z + at, z + k + at, mask)
+    scale, inverse = _scale(tl.max(_bits(values), axis=1), MAX, power_of_two)
+    tl.store(scales + tile.to(tl.int64) * m + rows, scale, mask=rows < m)
+    _store_tile(y8, rows, columns, k, values.to(tl.float32) * inverse[:, None], mask)
 
 
 @triton.jit
