@@ -10,8 +10,11 @@ import pytest
 import torch
 import torch.utils.checkpoint
 
+import stoneware as sw
 from stoneware import nn
+from stoneware.nn import mlp
 from stoneware.nn.recipes import RECIPES
+from stoneware.ops import fused
 
 FP8_ERROR, BF16_ERROR = 2**-4, 2**-8
 """Error of one matmul, relative, in the Frobenius norm."""
@@ -215,6 +218,100 @@ def test_a_frozen_layer_in_a_graph(recipe, m):
     dy = torch.randn(m, N, device="cuda").bfloat16()
     found, expected = gradients(layer, x, dy), gradients(in_float64(linear), x.double(), dy)
     assert error(found["x"], expected["x"]) < FP8_ERROR
+
+
+class Unfused(torch.nn.Module):
+    """The layers of a fused block, by the block's own code."""
+
+    def __init__(self, block, kind):
+        super().__init__()
+        self.block, self.kind = [block], kind
+
+    def forward(self, x):
+        return self.kind.forward(self.block[0], x)
+
+
+def launches(call):
+    """The names of the kernels of a call."""
+    call()
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        call()
+        torch.cuda.synchronize()
+    events = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    return [event.name for event in events if not event.name.startswith(("Memcpy", "Memset"))]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("recipe", ["rowwise", "blockwise"])
+@pytest.mark.parametrize("shape", [(1,), (16,), (2, 77), (3000,)])
+def test_a_frozen_feed_forward_is_four_launches_with_joined_weights(recipe, shape):
+    block = MLP().cuda().bfloat16().eval().requires_grad_(False)
+    exact, x = copy.deepcopy(block).double(), torch.randn(*shape, K, device="cuda").bfloat16()
+    assert nn.convert(block, recipe).blocks == {"": "SwiGLU"}
+    torch.full((2**24,), float("nan"), device="cuda")  # memory that a call may get
+    y, own = block(x), Unfused(block, MLP)(x)
+    assert error(y, exact(x.double())) < 2 * FP8_ERROR and error(y, own) < FP8_ERROR
+    # torch's own matmul may copy scales.
+    assert len(launches(lambda: block(x))) <= 6
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = block(x)
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    assert torch.equal(y, block(x)) and error(y, exact(x.double())) < 2 * FP8_ERROR
+
+
+ACTIVATIONS = {
+    "gelu": torch.nn.GELU,
+    "gelu by tanh": functools.partial(torch.nn.GELU, approximate="tanh"),
+    "relu": torch.nn.ReLU,
+    "silu": torch.nn.SiLU,
+    "mish": torch.nn.Mish,
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("recipe", ["bf16", *RECIPES])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(1,), (16,), (2, 77), (3000,)])
+def test_a_feed_forward_has_its_activation_in_the_kernel(recipe, name, bias, shape, monkeypatch):
+    layers = torch.nn.Linear(K, N, bias=bias), ACTIVATIONS[name](), torch.nn.Linear(N, K, bias=bias)
+    block = torch.nn.Sequential(*layers).cuda().bfloat16().eval()
+    exact, x = copy.deepcopy(block).double(), torch.randn(*shape, K, device="cuda").bfloat16()
+    assert nn.convert(block, recipe, frozen=True).blocks == {"": "MLP"}
+    # Whatever the table predicts.
+    monkeypatch.setattr(fused, "lead_us", lambda *arguments: 0.0)
+    mlp.frozen.cache_clear()
+    mlp.plain.cache_clear()
+    own = Unfused(block, torch.nn.Sequential)
+    unlinked = block(x)
+    sw.prepare(block, x)
+    torch.full((2**24,), float("nan"), device="cuda")  # memory that a call may get
+    y, wanted = block(x), exact(x.double())
+    limit = 2 * BF16_ERROR if recipe == "bf16" else 2 * FP8_ERROR
+    assert error(y, wanted) < limit and error(unlinked, wanted) < limit and error(y, own(x)) < limit
+    names, own_names = launches(lambda: block(x)), launches(lambda: own(x))
+    assert len(names) == len(own_names) - 1 and not any("elementwise" in one for one in names), (names, own_names)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = block(x)
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    assert torch.equal(y, block(x)) and error(y, exact(x.double())) < limit
+
+
+@torch.no_grad()
+def test_layers_of_fixed_bits_leave_the_activation_to_torch():
+    block = torch.nn.Sequential(torch.nn.Linear(K, N), torch.nn.GELU(), torch.nn.Linear(N, K)).cuda().bfloat16().eval()
+    x = torch.randn(16, K, device="cuda").bfloat16()
+    nn.convert(block, "rowwise", frozen=True)
+    sw.prepare(block, x)
+    with sw.batch_invariant():
+        y = block(x)
+        assert torch.equal(y, Unfused(block, torch.nn.Sequential)(x))
+        assert torch.equal(y[:3], block(x[:3]))
 
 
 def test_experts_are_near_their_mlps_and_pass_gradients_on():

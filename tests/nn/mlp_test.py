@@ -64,7 +64,7 @@ class Written(Named):
 
 
 class Other(Named):
-    """A feed-forward that is none, by what is between its layers."""
+    """Two layers with another function between them."""
 
     def __init__(self, between) -> None:
         super().__init__()

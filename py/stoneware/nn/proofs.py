@@ -196,9 +196,9 @@ def _pointwise(
     except NoProof:
         raise
     except Exception as error:  # what torch raises for arguments that it refuses
-        raise NoProof(f"no epilogue can compute what is between its layers: {error}") from error
+        raise NoProof(f"no epilogue can compute the function between its layers: {error}") from error
     if (output.kind, output.dtype) != ("full", torch.float32):
-        raise NoProof("what is between its layers has another shape or dtype")
+        raise NoProof("the function between its layers has another shape or dtype")
     return activation
 
 

@@ -50,8 +50,8 @@ KERNEL_US = 1.0
 """What a kernel after another one takes in a CUDA graph, apart from its bytes: a cautious estimate, not measured."""
 
 _BYTES_PER_US = 4.8e6
-"""Of an H200's memory by its data sheet, more than an H100's: the traffic that a fused call saves takes at least this
-long."""
+"""The bandwidth of an H200 by its data sheet. An H100 has less, so a fused call saves at least the time of its bytes
+at this rate."""
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 
