@@ -9,9 +9,10 @@ from stoneware import nn, quantize
 
 pytest.importorskip("transformers", reason="transformers is not installed; pip install transformers accelerate")
 
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MixtralConfig
 from transformers.integrations import finegrained_fp8 as theirs
-from transformers.integrations.finegrained_fp8 import FP8Linear
+from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS, FP8Experts, FP8Linear
+from transformers.integrations.moe import use_experts_implementation
 
 from stoneware.integrations import finegrained_fp8
 from stoneware.integrations import transformers as engine
@@ -94,6 +95,26 @@ def test_matmuls_of_experts(implementation, block_size):
         counts = torch.bincount(expert, minlength=num_experts)
         y = finegrained_fp8.matmul_grouped(x, weights, scales, counts.cumsum(0).int(), counts, block_size)
     assert error(y, torch.einsum("mk,mnk->mn", x.float(), dense[expert])) < FP8_ERROR
+
+
+def test_converted_fp8_experts(ours):
+    config = MixtralConfig(hidden_size=512, intermediate_size=768, num_local_experts=4)
+    kind = use_experts_implementation(experts_class=FP8Experts, experts_interface=ALL_FP8_EXPERTS_FUNCTIONS)
+    experts = kind(config, block_size=(128, 128)).cuda().eval().requires_grad_(False)
+    for name in ("gate_up_proj", "down_proj"):
+        empty = getattr(experts, name)
+        pairs = [quantize(torch.randn(*weight.shape, device="cuda") / 16, "block_2d") for weight in empty]
+        empty.copy_(torch.stack([weight for weight, _ in pairs]))
+        getattr(experts, f"{name}_scale_inv").copy_(torch.stack([scale for _, scale in pairs]))
+    config._experts_implementation = "grouped_mm"
+    x = torch.randn(61, 512, device="cuda").bfloat16()
+    index = torch.rand(61, 4, device="cuda").topk(2).indices
+    weights = torch.rand(61, 2, device="cuda")
+    through_module = experts(x, index, weights)
+    model = torch.nn.ModuleDict({"experts": experts}).eval()
+    assert nn.convert(model, "rowwise").blocks == {"experts": "Float8InferenceExperts, blockwise"}
+    assert error(experts(x, index, weights), through_module) < 2**-7
+    assert torch.autograd.grad(experts(x.requires_grad_(), index, weights).sum(), x)[0].isfinite().all()
 
 
 def test_an_fp8_checkpoint_is_loaded_converted_and_generates(tmp_path, ours):

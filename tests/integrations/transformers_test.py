@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
-from tiny_llama import build, check_tokens, generate, save_fp8
+from safetensors.torch import load_file, save_file
+from tiny_llama import CONTINUATION, build, generate, save_fp8
 from transformers import AutoModelForCausalLM, MixtralConfig
 from transformers.integrations.finegrained_fp8 import (
     ALL_FP8_EXPERTS_FUNCTIONS,
@@ -17,6 +19,8 @@ from transformers.integrations.finegrained_fp8 import (
     replace_with_fp8_linear,
 )
 from transformers.integrations.moe import use_experts_implementation
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 from transformers.utils import import_utils
 from transformers.utils.quantization_config import FineGrainedFP8Config
 
@@ -50,7 +54,7 @@ def test_from_pretrained_quantizes_like_convert(recipe, folder):
     tokens = torch.arange(16)[None]
     with torch.no_grad():
         assert torch.equal(loaded(tokens).logits, converted(tokens).logits)
-    assert generate(loaded) == generate(converted)
+    assert generate(loaded) == generate(converted) == CONTINUATION
 
 
 def test_named_layers_stay_in_16_bits(folder):
@@ -94,7 +98,7 @@ def test_a_converted_fp8_checkpoint_generates_what_transformers_does_with_dequan
     assert {*done.swapped.values()} == {"Float8InferenceLinear, blockwise"}
     reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert type(reference.model.layers[0].mlp.up_proj) is torch.nn.Linear, "transformers dequantizes on a CPU"
-    check_tokens(generate(model), reference)
+    assert generate(model) == generate(reference) == CONTINUATION
 
 
 @pytest.mark.parametrize("options", [{"block_size": (128, 128), "scale_fmt": "ue8m0"}, {"block_size": None}])
@@ -128,12 +132,13 @@ model = test.fp8_model(folder)
 tokens = test.generate(model)
 assert load_finegrained_fp8_kernel().matmul.__module__ == "stoneware.integrations.finegrained_fp8"
 reference = test.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-test.check_tokens(tokens, reference)
+assert tokens == test.generate(reference) == test.CONTINUATION
 layer, dense = model.model.layers[0].mlp.up_proj, reference.model.layers[0].mlp.up_proj
 x = torch.randn(4, 256).bfloat16()
 assert test.error(layer(x), dense(x)) < test.ERROR
-test.check_experts("batched_mm")
-test.check_experts("grouped_mm")
+for block_size in ((128, 128), None):
+    test.check_experts("batched_mm", block_size)
+    test.check_experts("grouped_mm", block_size)
 print("done")
 """
 
@@ -146,40 +151,192 @@ def test_fp8_layers_load_our_kernels_through_local_kernels(tmp_path):
     assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stdout + done.stderr
 
 
-def check_experts(implementation, device="cpu"):
-    """FP8Experts as transformers calls them, against its own loop over dequantized weights."""
+def fp8_experts(block_size=(128, 128), device="cpu", **options):
+    """FP8Experts like transformers loads them, and their dequantized weights."""
     config = MixtralConfig(hidden_size=256, intermediate_size=384, num_local_experts=4)
     kind = use_experts_implementation(experts_class=FP8Experts, experts_interface=ALL_FP8_EXPERTS_FUNCTIONS)
-    experts = kind(config, block_size=(128, 128)).to(device).requires_grad_(False)
+    experts = kind(config, block_size=block_size, **options).to(device).requires_grad_(False)
     dense = {}
     for name in ("gate_up_proj", "down_proj"):
+        empty, empty_scale = getattr(experts, name), getattr(experts, f"{name}_scale_inv")
+        num_experts, n, k = empty.shape
+        parts = 1 if block_size else empty_scale.shape[1]  # gate and up have a scale each
         pairs = [
-            quantize(torch.randn(weight.shape, device=device) / 16, "block_2d") for weight in getattr(experts, name)
+            quantize(
+                torch.randn(n // parts, k, device=device) / 16,
+                "block_2d" if block_size else "tensor",
+                power_of_two=True,
+            )
+            for _ in range(num_experts * parts)
         ]
-        getattr(experts, name).copy_(torch.stack([weight for weight, _ in pairs]))
-        scales = torch.stack([scale for _, scale in pairs])
-        getattr(experts, f"{name}_scale_inv").copy_(scales)
-        dense[name] = getattr(experts, name).float() * scales.repeat_interleave(128, 1).repeat_interleave(128, 2)
-    x = torch.randn(37, 256, device=device).bfloat16()
-    index = torch.stack([torch.randperm(4, device=device)[:2] for _ in range(37)])
-    weights = torch.rand(37, 2, device=device)
-    config._experts_implementation = implementation
-    y = experts(x, index, weights)
-    expected = torch.zeros(37, 256, device=device)
-    for token in range(37):
-        for expert, weight in zip(index[token], weights[token]):
+        weight = torch.cat([weight for weight, _ in pairs]).view(empty.shape)
+        scale = torch.cat([scale.view(-1, empty_scale.shape[2]) for _, scale in pairs]).view(empty_scale.shape)
+        getattr(experts, name).copy_(weight)
+        getattr(experts, f"{name}_scale_inv").copy_(scale)
+        rows, columns = n // scale.shape[1], k // scale.shape[2]
+        dense[name] = weight.float() * scale.repeat_interleave(rows, 1).repeat_interleave(columns, 2)
+    return experts.eval(), dense
+
+
+def routing(num_tokens, device="cpu"):
+    x = torch.randn(num_tokens, 256, device=device).bfloat16()
+    index = torch.stack([torch.randperm(4, device=device)[:2] for _ in range(num_tokens)])
+    return x, index, torch.rand(num_tokens, 2, device=device)
+
+
+def dense_experts(dense, x, index, weights):
+    """The loop of transformers over dequantized weights."""
+    y = torch.zeros(x.shape, device=x.device)
+    for token, (experts, factors) in enumerate(zip(index, weights)):
+        for expert, weight in zip(experts, factors):
             gate, up = (dense["gate_up_proj"][expert] @ x[token].float()).chunk(2)
-            expected[token] += weight * (dense["down_proj"][expert] @ (torch.nn.functional.silu(gate) * up))
-    assert error(y, expected) < 2 * ERROR
+            y[token] += weight * (dense["down_proj"][expert] @ (torch.nn.functional.silu(gate) * up))
+    return y
+
+
+def check_experts(implementation, block_size, device="cpu"):
+    """FP8Experts as transformers calls them, against its own loop over dequantized weights."""
+    experts, dense = fp8_experts(block_size, device)
+    experts.config._experts_implementation = implementation
+    x, index, weights = routing(37, device)
+    assert error(experts(x, index, weights), dense_experts(dense, x, index, weights)) < 2 * ERROR
+
+
+class Routed(torch.nn.Module):
+    """A block with experts, under their name in transformers."""
+
+    def __init__(self, experts):
+        super().__init__()
+        self.experts = experts
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"scale_fmt": "ue8m0"}, {"block_size": None}], ids=["blocks", "ue8m0", "one scale"]
+)
+def test_convert_keeps_the_weights_of_fp8_experts(options):
+    experts, dense = fp8_experts(**options)
+    names, weight = {**experts.state_dict()}, experts.gate_up_proj
+    model, (x, index, weights) = Routed(experts).eval(), routing(37)
+    done = nn.convert(model, "rowwise")
+    recipe = "blockwise" if options.get("block_size", True) else "rowwise"
+    assert done.blocks == {"experts": f"Float8InferenceExperts, {recipe}"} and "swapped 1 of 1" in str(done)
+    assert experts.gate_up_proj is weight and {*experts.state_dict()} == {*names}
+    x.requires_grad_()
+    y, expected = experts(x, index, weights), dense_experts(dense, x, index, weights)
+    assert error(y.detach(), expected.detach()) < 2 * ERROR
+    g = torch.randn_like(y)
+    (gradient,) = torch.autograd.grad(y, x, g)
+    (expected_gradient,) = torch.autograd.grad(expected, x, g.float())
+    assert error(gradient, expected_gradient) < 3 * ERROR
+    assert experts.half().gate_up_proj_scale_inv.dtype == torch.float32
+    done.undo()
+    assert type(experts) is FP8Experts
+    assert all(torch.equal(tensor.float(), names[name].float()) for name, tensor in experts.state_dict().items())
+
+
+def test_converted_fp8_experts_keep_their_gate():
+    experts, dense = fp8_experts()
+    experts.limit = 0.5
+    x, index, weights = routing(5)
+    nn.convert(Routed(experts).eval(), "rowwise")
+    clamped = experts(x, index, weights)
+    assert error(clamped, dense_experts(dense, x, index, weights)) > 4 * ERROR
+    experts.limit = None
+    with pytest.raises(RuntimeError, match="attributes of experts.*undo the conversion"):
+        experts(x, index, weights)
+
+
+def static(experts):
+    experts.activation_scheme = "static"
+
+
+def parallel(experts):
+    experts._is_expert_parallel = True
+
+
+def megamoe(experts):
+    experts.config._experts_implementation = "deepgemm_megamoe"
+
+
+def four_bits(experts):
+    experts.down_proj = torch.nn.Parameter(experts.down_proj.view(torch.int8), requires_grad=False)
+
+
+def other_blocks(experts):
+    experts.block_size = (64, 64)
+
+
+def hooked(experts):
+    experts.register_forward_hook(lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (static, "activation_scheme is 'static'"),
+        (parallel, "_is_expert_parallel is True"),
+        (megamoe, "deepgemm_megamoe"),
+        (four_bits, "down_proj is a Tensor of torch.int8"),
+        (other_blocks, r"blocks are \(64, 64\)"),
+        (hooked, "has hooks"),
+    ],
+)
+def test_fp8_experts_of_other_forms_are_kept(change, reason):
+    experts, _ = fp8_experts()
+    change(experts)
+    done = nn.convert(Routed(experts).eval(), "rowwise")
+    assert not done.blocks and re.search(reason, done.kept["experts"]), done.kept
+    assert type(experts) is FP8Experts
+
+
+def save_mixtral(folder):
+    """A checkpoint in fp8 with 128x128 scales, each expert under its own names, like those on the Hub."""
+    build(MixtralConfig, num_local_experts=4).save_pretrained(folder)
+    tensors = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if ".experts." in name or name.endswith("_proj.weight"):
+            tensors[name], tensors[f"{name}_scale_inv"] = quantize(tensor, "block_2d", power_of_two=True)
+        else:
+            tensors[name] = tensor
+    assert sum(name.endswith("experts.0.w1.weight_scale_inv") for name in tensors) == 2
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    settings = json.loads((folder / "config.json").read_text())
+    settings["quantization_config"] = {
+        "quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head", "gate"]
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(settings))
+
+
+def load_fp8(folder, monkeypatch):
+    """Loads FP8Linear and FP8Experts, which transformers refuses on a CPU."""
+    with monkeypatch.context() as patch:
+        patch.setattr(FineGrainedFP8HfQuantizer, "validate_environment", lambda *_, **__: None)
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+
+
+def test_a_checkpoint_with_fp8_experts_is_loaded_converted_and_saved(tmp_path, monkeypatch):
+    save_mixtral(tmp_path)
+    model = load_fp8(tmp_path, monkeypatch)
+    assert type(model.model.layers[0].mlp.experts) is FP8Experts
+    done = nn.convert(model, "rowwise")
+    assert sum(label == "Float8InferenceExperts, blockwise" for label in done.blocks.values()) == 2
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert type(reference.model.layers[0].mlp.experts) is MixtralExperts, "transformers dequantizes on a CPU"
+    assert generate(model) == generate(reference) == CONTINUATION
+    model.save_pretrained(tmp_path / "again")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype=torch.bfloat16).state_dict()
+    for name, tensor in reference.state_dict().items():
+        assert torch.equal(tensor, again[name]), name
 
 
 SIZES = {
     "hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 64, "num_local_experts": 4,
+    "num_key_value_heads": 2, "vocab_size": 128, "num_local_experts": 4,
 }  # fmt: skip
 
 
 def test_experts_compute_what_those_of_transformers_do():
+    torch.manual_seed(1)  # with some seeds rounding changes the experts of a token
     model = AutoModelForCausalLM.from_config(MixtralConfig(**SIZES), dtype=torch.bfloat16)
     tokens, results = torch.arange(48).view(2, 24), {}
     for name in ("grouped_mm", engine.register_experts()):

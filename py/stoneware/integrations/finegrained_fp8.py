@@ -80,7 +80,7 @@ def matmul_grouped(
     Args:
       a: [m, k] bfloat16 or float16, sorted by expert.
       b: [experts, n, k] float8_e4m3fn.
-      b_scale: [experts, 1, 1] or [experts, ceil(n / 128), k / 128].
+      b_scale: [experts, 1, 1], [experts, 2, 1] for two halves of n, or [experts, ceil(n / 128), k / 128].
       offsets: [experts], the row after each expert's last.
       tokens_per_expert: not read; the offsets have the same information.
       block_size, output_dtype: like for `matmul_2d`; the result has 16 bits.
@@ -97,7 +97,8 @@ def matmul_grouped(
     if has_blocks:
         w_scale = scale.mT
     else:
-        x_scale, w_scale = x_scale.squeeze(-1), scale.reshape(-1, 1).expand(b.shape[:2]).contiguous()
+        scale = scale.reshape(b.shape[0], -1)  # one for all rows, or one each for gate and up
+        x_scale, w_scale = x_scale.squeeze(-1), scale.repeat_interleave(b.shape[1] // scale.shape[1], 1)
     return grouped_mm(x, b.mT, offsets.int(), x_scale, w_scale, output_dtype or a.dtype)
 
 

@@ -19,12 +19,15 @@ from stoneware.nn.handover import Route
 from stoneware.nn.inference import Float8InferenceLinear, frozen_parameter
 from stoneware.nn.linear import Float8Linear, Linear
 from stoneware.nn.proofs import MLPParts, SwiGLUParts
-from stoneware.nn.published import PublishedWeight
+from stoneware.nn.published import ExpertsScales, PublishedWeight
 from stoneware.nn.recipes import BF16
 from stoneware.nn.trained_siblings import Siblings
 
 HOST = "cpu"
 """The type of the device that gets the saved weights if their own device is full."""
+
+_ALIGNMENT = 16
+"""Bytes of which a matmul requires the address of a weight to be a multiple."""
 
 
 class Change:
@@ -167,9 +170,7 @@ class PublishedLinear(FrozenLinear):
         device = layer.weight.device
         layer._parameters.clear()
         for name, parameter in self.parameters.items():
-            if parameter is not None and parameter.device != device:  # the layer was moved
-                parameter = torch.nn.Parameter(parameter.detach().to(device), parameter.requires_grad)
-            layer._parameters[name] = bias if name == "bias" else parameter
+            layer._parameters[name] = bias if name == "bias" else _moved(parameter, device)
         _become(layer, self.kind)
         _forget(layer, ("recipe", "compute_dtype", "handover"))
         vars(layer).update(self.attributes)
@@ -226,6 +227,28 @@ class FrozenExperts(FrozenWeights):
             _become(self.module, Experts)
         for name in WEIGHTS:
             self.module._buffers.pop(f"{name}_scale", None)
+
+
+class PublishedExperts(Change):
+    """`FP8Experts` of transformers -> one that calls grouped matmuls, with the weights of the checkpoint."""
+
+    def __init__(self, name: str, module: torch.nn.Module, scales: ExpertsScales) -> None:
+        super().__init__(name, module, f"{Float8InferenceExperts.__name__}, {scales.recipe}")
+        self.scales = scales.scales
+        self.parameters: dict[str, torch.nn.Parameter] = {}
+
+    def change(self) -> None:
+        for name in WEIGHTS:
+            _parameter(getattr(self.module, name))
+        for name, scale in self.scales.items():
+            self.parameters[name] = getattr(self.module, name)
+            setattr(self.module, name, _parameter(scale))
+        fused_blocks.fuse(self.module, fused_blocks.FusedPublishedExperts, fused_blocks.State())
+
+    def revert(self) -> None:
+        fused_blocks.unfuse(self.module)
+        for name, parameter in self.parameters.items():
+            setattr(self.module, name, _moved(parameter, self.module.down_proj.device))
 
 
 class FusedNorm(Change):
@@ -403,8 +426,21 @@ def _become(module: Any, kind: type) -> None:
 
 
 def _parameter(values: torch.Tensor) -> torch.nn.Parameter:
-    """The values as a frozen parameter; a parameter of the checkpoint stays the same object."""
-    return values if isinstance(values, torch.nn.Parameter) else frozen_parameter(values)
+    """The values as a frozen parameter; a parameter of the checkpoint stays the same object.
+
+    Weights in the memory of the host may be views of a file, which begin at any byte; those are copied.
+    """
+    parameter = values if isinstance(values, torch.nn.Parameter) else frozen_parameter(values)
+    if parameter.data_ptr() % _ALIGNMENT:
+        parameter.data = parameter.data.clone()
+    return parameter
+
+
+def _moved(parameter: torch.nn.Parameter | None, device: torch.device) -> torch.nn.Parameter | None:
+    """An old parameter on the device that its module has now."""
+    if parameter is None or parameter.device == device:
+        return parameter
+    return torch.nn.Parameter(parameter.detach().to(device), parameter.requires_grad)
 
 
 def _forget(module: torch.nn.Module, names: Any) -> None:

@@ -14,11 +14,13 @@ import torch
 
 from stoneware.nn.changes import Change
 from stoneware.nn.experts import Float8InferenceExperts
+from stoneware.nn.fused_blocks import FusedPublishedExperts
 from stoneware.nn.inference import Float8InferenceLinear
 from stoneware.nn.recipes import BLOCK
 
 _CONFIG = "quantization_config"
 _SAVE = "save_pretrained"
+_FROZEN = (Float8InferenceLinear, Float8InferenceExperts, FusedPublishedExperts)
 
 
 class Saving(Change):
@@ -45,13 +47,12 @@ class _SavePretrained:
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Raises ValueError if transformers has no format for the scales."""
         for name, module in self.model.named_modules():
-            recipe = "rowwise" if isinstance(module, Float8InferenceExperts) else getattr(module, "recipe", None)
-            if isinstance(module, (Float8InferenceLinear, Float8InferenceExperts)) and recipe != "blockwise":
+            if isinstance(module, _FROZEN) and module.recipe != "blockwise":
                 raise ValueError(
                     f"save_pretrained can write frozen fp8 weights of recipe 'blockwise' only, but {name} has recipe "
-                    f"{recipe!r}, whose scales from_pretrained would drop; save the model before it is converted and "
-                    "convert it after it is loaded, convert it with recipe='blockwise', or save model.state_dict() and "
-                    "load it into a model that was converted the same way"
+                    f"{module.recipe!r}, whose scales from_pretrained would drop; save the model before it is "
+                    "converted and convert it after it is loaded, convert it with recipe='blockwise', or save "
+                    "model.state_dict() and load it into a model that was converted the same way"
                 )
         config = vars(self.model.config)
         before = config.get(_CONFIG)
@@ -71,7 +72,7 @@ def quantization_config(model: torch.nn.Module) -> dict[str, Any]:
         name
         for name, module in model.named_modules()
         if (isinstance(module, torch.nn.Linear) and not isinstance(module, Float8InferenceLinear))
-        or name.endswith("experts")
+        or (name.endswith("experts") and not isinstance(module, FusedPublishedExperts))
     ]
     return {
         "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK],

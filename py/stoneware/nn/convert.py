@@ -24,6 +24,7 @@ from stoneware.nn.changes import (
     JoinedSiblings,
     NormHandover,
     NormOwner,
+    PublishedExperts,
     PublishedLinear,
     TrainedExperts,
     TrainedFeedForward,
@@ -102,7 +103,7 @@ class Conversion:
         return module is change.module and (type(module) is change.result or not change.label)
 
     def __str__(self) -> str:
-        num_experts = sum(name.endswith(Experts.__name__) for name in self.blocks.values())
+        num_experts = sum(Experts.__name__ in label for label in self.blocks.values())
         num_all = len(self.swapped) + len(self.kept) + num_experts
         layers = "linear layers and experts" if num_experts else "linear layers"
         lines = [f"swapped {len(self.swapped) + num_experts} of {num_all} {layers}"]
@@ -134,7 +135,8 @@ def convert(
     optimizer still works. Frozen layers become `Float8InferenceLinear`.
 
     The fp8 layers of checkpoints that transformers, compressed-tensors or torchao loaded also become
-    `Float8InferenceLinear`, with the weights and the scales of the checkpoint, whatever the recipe.
+    `Float8InferenceLinear`, with the weights and the scales of the checkpoint, whatever the recipe. So do the fp8
+    experts of transformers, which become grouped matmuls.
 
     Blocks change only if their code proves that the replacement computes the same (`stoneware.nn.proofs`): experts of
     transformers (`Experts`, or `Float8InferenceExperts` if they are frozen and rowwise), norms (one kernel, and one in
@@ -243,7 +245,7 @@ class _Converter:
             id(handover.owner): NormOwner(handover.name.rpartition(".")[0], handover.owner) for handover in handovers
         }
         changes += [*owners.values(), *handovers]
-        if any(isinstance(change, (FrozenLinear, FrozenExperts)) for change in changes):
+        if any(isinstance(change, (FrozenLinear, FrozenExperts, PublishedExperts)) for change in changes):
             changes.append(Saving(self.model))
         return changes
 
@@ -315,21 +317,36 @@ class _Converter:
         is_frozen = self.is_frozen(weights) and self.recipe == ROWWISE
         if isinstance(module, (FusedBlock, Experts)) and not (is_frozen and type(module) is Experts):
             return
-        reason = self.why_experts_kept(name, module, weights)
+        scales = published.find_experts(module) if self.is_quantized and published.is_experts(module) else None
+        reason = self.why_experts_kept(name, module, weights, scales)
         if reason is not None:
             self.conversion.kept[name] = reason
             return
         change: Change
-        if is_frozen:
+        if isinstance(scales, published.ExpertsScales):
+            change = PublishedExperts(name, module, scales)
+        elif is_frozen:
             change = FrozenExperts(name, module)
         else:
             change = TrainedExperts(name, module, fuse_wgrad_accumulation=self.fuse_wgrad_accumulation)
         self.conversion.blocks[name] = change.label
         self.changes[id(module)] = change
 
-    def why_experts_kept(self, name: str, module: torch.nn.Module, weights: list[torch.nn.Parameter]) -> str | None:
+    def why_experts_kept(
+        self,
+        name: str,
+        module: torch.nn.Module,
+        weights: list[torch.nn.Parameter],
+        fp8: published.ExpertsScales | str | None,
+    ) -> str | None:
         if self.filter is not None and not self.filter(name, module):
             return _FILTERED
+        if fp8 is not None:
+            if any(owner is not module for weight in weights for _, owner in self.owners.get(_memory(weight), ())):
+                return "its weights are shared"
+            if has_hooks(module) or "forward" in vars(module):
+                return "it has hooks or a forward of its own"
+            return fp8 if isinstance(fp8, str) else None
         if len([*module.parameters()]) != len(WEIGHTS):
             return "sw.nn.Experts has no biases and no other parameters"
         for weight in weights:

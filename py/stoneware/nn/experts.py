@@ -74,6 +74,27 @@ def routed(
     return (token_rows * weights.unsqueeze(-1).to(y.dtype)).sum(-2)
 
 
+def check_routing(x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, num_experts: int) -> None:
+    """Raises TypeError or ValueError if the arguments of `routed` do not fit each other."""
+    if experts.dtype.is_floating_point or experts.dtype == torch.bool:
+        raise TypeError(
+            f"experts.dtype={experts.dtype} must be torch.int64 or another of integers; pass the numbers of the "
+            "experts, then their weights"
+        )
+    if experts.shape != weights.shape or experts.shape[:-1] != x.shape[:-1]:
+        raise ValueError(
+            f"experts.shape={list(experts.shape)} and weights.shape={list(weights.shape)} must be equal, and begin "
+            f"as x.shape={list(x.shape)} does; reshape them to {[*x.shape[:-1], 'top_k']}"
+        )
+    if experts.device.type == "cpu" and not torch.compiler.is_compiling() and experts.numel():
+        least, most = int(experts.min()), int(experts.max())
+        if not 0 <= least <= most < num_experts:
+            raise ValueError(
+                f"experts has numbers from {least} to {most}, they must lie in 0 to {num_experts - 1}; give "
+                "tokens that no expert takes any number, and the weight 0"
+            )
+
+
 class Experts(torch.nn.Module):
     """SwiGLU experts: down(silu(gate(x)) * up(x)) of each token's experts, summed with its weights.
 
@@ -140,23 +161,7 @@ class Experts(torch.nn.Module):
     def _check(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> None:
         num_experts, hidden_size, _ = self.down_proj.shape
         check_x(x, hidden_size, (torch.bfloat16,))
-        if experts.dtype.is_floating_point or experts.dtype == torch.bool:
-            raise TypeError(
-                f"experts.dtype={experts.dtype} must be torch.int64 or another of integers; pass the numbers of the "
-                "experts, then their weights"
-            )
-        if experts.shape != weights.shape or experts.shape[:-1] != x.shape[:-1]:
-            raise ValueError(
-                f"experts.shape={list(experts.shape)} and weights.shape={list(weights.shape)} must be equal, and begin "
-                f"as x.shape={list(x.shape)} does; reshape them to {[*x.shape[:-1], 'top_k']}"
-            )
-        if experts.device.type == "cpu" and not torch.compiler.is_compiling() and experts.numel():
-            least, most = int(experts.min()), int(experts.max())
-            if not 0 <= least <= most < num_experts:
-                raise ValueError(
-                    f"experts has numbers from {least} to {most}, they must lie in 0 to {num_experts - 1}; give "
-                    "tokens that no expert takes any number, and the weight 0"
-                )
+        check_routing(x, experts, weights, num_experts)
 
     def matmul(self, rows: torch.Tensor, name: str, offs: torch.Tensor) -> torch.Tensor:
         """rows @ weight[expert].t(), of the weight of this name; offs like in `sw.grouped_mm`."""
@@ -174,7 +179,10 @@ class Experts(torch.nn.Module):
 
 
 class _FrozenMatmul(torch.autograd.Function):
-    """rows @ weight[expert].t() in fp8, for rows [m, k] and a weight [num_experts, n, k] with scales of its rows."""
+    """rows @ weight[expert].t() in fp8, for rows [m, k] and a weight [num_experts, n, k].
+
+    The scales of the weight are [num_experts, n] for rows, or [num_experts, n / 128, k / 128] for blocks.
+    """
 
     @staticmethod
     def forward(
@@ -194,6 +202,8 @@ class _FrozenMatmul(torch.autograd.Function):
         """dy @ weight[expert]. A scale of the weight's rows is along the summed dimension, so it goes into dy, relative
         to the largest of its expert; float16 would overflow otherwise."""
         weight, scale, offs = ctx.saved_tensors
+        if scale.ndim == 3:
+            return _frozen_matmul(gradient.contiguous(), weight.mT.contiguous(), scale.mT, offs), None, None, None
         largest = scale.amax(1)
         expert = torch.searchsorted(offs, torch.arange(len(gradient), device=offs.device), right=True)
         relative = (scale / largest[:, None]).to(gradient.dtype)
@@ -204,8 +214,19 @@ class _FrozenMatmul(torch.autograd.Function):
 
 
 def _frozen_matmul(rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    if scale.ndim == 3:
+        values, block_scale = quantize(rows, "block")
+        return grouped_mm(values, weight.mT, offs, block_scale, scale.mT, rows.dtype)
     values, row_scale = quantize(rows, "row")
     return grouped_mm(values, weight.mT, offs, row_scale.squeeze(-1), scale, rows.dtype)
+
+
+def frozen_matmul(rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    """rows @ weight[expert].t() in fp8, with a gradient of the rows; see `_FrozenMatmul`."""
+    if torch.is_grad_enabled() and rows.requires_grad:
+        y: torch.Tensor = _FrozenMatmul.apply(rows, weight, scale, offs)
+        return y
+    return _frozen_matmul(rows, weight, scale, offs)
 
 
 class Float8InferenceExperts(KeepsFloat8, Experts):
@@ -216,6 +237,8 @@ class Float8InferenceExperts(KeepsFloat8, Experts):
       gate_up_proj_scale: [num_experts, 2 * intermediate_size] float32.
       down_proj_scale: [num_experts, hidden_size] float32.
     """
+
+    recipe = "rowwise"
 
     def __init__(
         self,
@@ -252,11 +275,7 @@ class Float8InferenceExperts(KeepsFloat8, Experts):
         self.register_buffer(f"{name}_scale", scale)
 
     def matmul(self, rows: torch.Tensor, name: str, offs: torch.Tensor) -> torch.Tensor:
-        weight, scale = getattr(self, name), getattr(self, f"{name}_scale")
-        if torch.is_grad_enabled() and rows.requires_grad:
-            y: torch.Tensor = _FrozenMatmul.apply(rows, weight, scale, offs)
-            return y
-        return _frozen_matmul(rows, weight, scale, offs)
+        return frozen_matmul(rows, getattr(self, name), getattr(self, f"{name}_scale"), offs)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         """Quantizes weights that are not fp8 yet."""

@@ -18,10 +18,10 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from stoneware.nn import conditions, mlp, swiglu
-from stoneware.nn.arguments import autocast_dtype
-from stoneware.nn.experts import Experts, Float8InferenceExperts
+from stoneware.nn.arguments import BITS_16, autocast_dtype, check_x
+from stoneware.nn.experts import Experts, Float8InferenceExperts, check_routing, frozen_matmul, routed
 from stoneware.nn.handover import Handover, Route
-from stoneware.nn.inference import Float8InferenceLinear
+from stoneware.nn.inference import Float8InferenceLinear, KeepsFloat8
 from stoneware.nn.linear import Linear
 from stoneware.nn.proofs import MLPParts, SwiGLUParts
 from stoneware.nn.recipes import BF16, RECIPES
@@ -460,12 +460,46 @@ class FusedFloat8Experts(FusedBlock, Float8InferenceExperts):
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
-        if not self._stoneware.is_proved:  # type: ignore[union-attr]
-            raise RuntimeError(
-                "attributes of experts with fp8 weights must stay what they were when the model was converted, but one "
-                "was set since; undo the conversion, set it, and convert again"
-            )
+        _check_unchanged(self)
         return Experts.forward(self, hidden_states, top_k_index, top_k_weights)
+
+
+class FusedPublishedExperts(FusedBlock, KeepsFloat8):
+    """`FP8Experts` of transformers on `sw.grouped_mm`, with the weights of the checkpoint and the module's own gate.
+
+    The scales are `gate_up_proj_scale_inv` and `down_proj_scale_inv`, see `published.ExpertsScales`. The gradient of
+    x is a matmul with the same weights.
+    """
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        _check_unchanged(self)
+        x = hidden_states
+        module: Any = self
+        if (dtype := autocast_dtype(x)) is not None:
+            x = x.to(dtype)
+        num_experts, hidden_size, _ = module.down_proj.shape
+        check_x(x, hidden_size, BITS_16)
+        check_routing(x, top_k_index, top_k_weights, num_experts)
+
+        def feed_forward(rows: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+            gate_up = frozen_matmul(rows, module.gate_up_proj, module.gate_up_proj_scale_inv, offs)
+            return frozen_matmul(module._apply_gate(gate_up), module.down_proj, module.down_proj_scale_inv, offs)
+
+        return routed(x, top_k_index, top_k_weights, num_experts, feed_forward)
+
+    @property
+    def recipe(self) -> str:
+        return "blockwise" if self.down_proj_scale_inv.ndim == 3 else "rowwise"
+
+
+def _check_unchanged(experts: Any) -> None:
+    if not experts._stoneware.is_proved:
+        raise RuntimeError(
+            "attributes of experts with fp8 weights must stay what they were when the model was converted, but one "
+            "was set since; undo the conversion, set it, and convert again"
+        )
 
 
 @dataclass(kw_only=True)

@@ -6,6 +6,7 @@
 | `CompressedTensorsFP8Linear` of transformers | rows | "rowwise" |
 | torch.nn.Linear of compressed-tensors | rows, one; 128x128 | "rowwise"; "blockwise" |
 | torch.nn.Linear with a `Float8Tensor` of torchao | rows; one; 128x128 | "rowwise"; "tensorwise"; "blockwise" |
+| `FP8Experts` of transformers | 128x128; one for each expert | "blockwise"; "rowwise" |
 
 A layer is only taken if x gets the scales of the recipe there, too: at each call, one for a row, or for 128 elements
 of a row, or for x. The libraries are not imported: a layer of theirs exists only where they were.
@@ -20,6 +21,7 @@ import torch
 
 from stoneware.nn.recipes import BLOCK, why_not
 
+_FINEGRAINED = "transformers.integrations.finegrained_fp8"
 _E4M3 = torch.float8_e4m3fn
 
 
@@ -49,7 +51,7 @@ class PublishedWeight:
 def find(layer: Any) -> PublishedWeight | None:
     """The fp8 weight of a layer, or None if it has none in a format of `Float8InferenceLinear`."""
     place = (type(layer).__module__, type(layer).__name__)
-    if place == ("transformers.integrations.finegrained_fp8", "FP8Linear"):
+    if place == (_FINEGRAINED, "FP8Linear"):
         published = _finegrained(layer)
     elif place == ("transformers.integrations.compressed_tensors", "CompressedTensorsFP8Linear"):
         published = _made("rowwise", layer.weight, layer.weight_scale, _dtype(layer, torch.bfloat16))
@@ -62,6 +64,65 @@ def find(layer: Any) -> PublishedWeight | None:
     if published is None or published.weight.dtype != _E4M3 or type(published.weight.data) is not torch.Tensor:
         return None
     return published if why_not(published.recipe, layer.in_features, layer.out_features) is None else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsScales:
+    """The scales of experts, like `FusedPublishedExperts` has them.
+
+    Attributes:
+      recipe: "rowwise" or "blockwise".
+      scales: name of a parameter -> its value in float32, [experts, n] or [experts, n / 128, k / 128].
+    """
+
+    recipe: str
+    scales: dict[str, torch.Tensor]
+
+
+def is_experts(module: Any) -> bool:
+    """Whether it is an `FP8Experts` of transformers."""
+    return (type(module).__module__, type(module).__name__) == (_FINEGRAINED, "FP8Experts")
+
+
+_EXPERTS_IMPLEMENTATIONS = (None, "eager", "batched_mm", "grouped_mm", "deepgemm")
+"""Kernels of transformers that read the weights and scales of `FP8Experts` as the checkpoint has them."""
+
+
+def find_experts(module: Any) -> ExpertsScales | str:
+    """The scales of an `FP8Experts` with gate_up_proj and down_proj, or why they have no counterpart."""
+    required = {
+        "has_gate": True, "has_bias": False, "is_transposed": False, "_is_expert_parallel": False,
+        "has_post_expert_norm": False, "activation_scheme": "dynamic",
+    }  # fmt: skip
+    for name, value in required.items():
+        if getattr(module, name, value) != value:
+            return f"{name} is {getattr(module, name)!r}, not {value!r}"
+    implementation = getattr(module.config, "_experts_implementation", None)
+    if implementation not in _EXPERTS_IMPLEMENTATIONS:
+        return f"its experts implementation is {implementation!r}"
+    blocks = module.block_size
+    if blocks is not None and tuple(blocks) != (BLOCK, BLOCK):
+        return f"its blocks are {tuple(blocks)}, not {(BLOCK, BLOCK)}"
+    recipe = "rowwise" if blocks is None else "blockwise"
+    scales = {}
+    for name in ("gate_up_proj", "down_proj"):
+        weight, scale = getattr(module, name), getattr(module, f"{name}_scale_inv")
+        if weight.dtype != _E4M3 or weight.is_meta or type(weight.data) is not torch.Tensor:
+            return f"{name} is a {type(weight.data).__name__} of {weight.dtype} on {weight.device}, not {_E4M3}"
+        num_experts, n, k = weight.shape
+        reason = why_not(recipe, k, n)
+        if reason is not None:
+            return f"in {name} {reason}"
+        # Without blocks an expert has one scale, or one each for gate and up.
+        shapes = [(n // BLOCK, k // BLOCK)] if recipe == "blockwise" else [(1, 1), (2, 1)]
+        if tuple(scale.shape) not in [(num_experts, *shape) for shape in shapes]:
+            return f"{name}_scale_inv has the shape {[*scale.shape]}"
+        if scale.dtype != torch.float32:
+            scale = scale.detach().float()
+        if recipe == "rowwise":
+            scale = scale.detach()[..., 0].repeat_interleave(n // scale.shape[1], 1)
+        scales[f"{name}_scale_inv"] = scale
+    return ExpertsScales(recipe=recipe, scales=scales)
 
 
 def _made(
