@@ -27,7 +27,9 @@ def test_importing_the_package_imports_nothing_else():
     run("import sys, stoneware.integrations; assert 'torch' not in sys.modules and 'stoneware.nn' not in sys.modules")
 
 
-@pytest.mark.parametrize("name", ["finegrained_fp8", "hosts", "sglang", "torchao", "transformers", "vllm"])
+@pytest.mark.parametrize(
+    "name", ["finegrained_fp8", "hosts", "sglang", "torchao", "transformers", "vllm", "vllm_experts"]
+)
 def test_importing_an_integration_imports_no_host(name):
     run(f"import sys, stoneware.integrations.{name}; assert not {{*{HOSTS}}} & {{*sys.modules}}")
 

@@ -7,12 +7,14 @@ does not hesitate, so tokens can be compared. A token of the text follows from s
 from __future__ import annotations
 
 import functools
+import json
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, PreTrainedModel
 
-from stoneware import nn
+from stoneware import nn, quantize
 
 SIZES: dict[str, Any] = {
     "hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -53,6 +55,28 @@ def save_fp8(folder) -> None:
     model = build()
     nn.convert(model, "blockwise")
     model.save_pretrained(folder)
+
+
+def save_mixtral(folder) -> None:
+    """Writes a checkpoint with experts in bfloat16."""
+    build(MixtralConfig, num_local_experts=4).save_pretrained(folder)
+
+
+def save_mixtral_fp8(folder) -> None:
+    """Writes a checkpoint in fp8 with 128x128 scales, each expert under its own names, like those on the Hub."""
+    save_mixtral(folder)
+    tensors = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        tensors[name] = tensor
+        if ".experts." in name or name.endswith("_proj.weight"):
+            tensors[name], tensors[f"{name}_scale_inv"] = quantize(tensor, "block_2d", power_of_two=True)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    settings = json.loads((folder / "config.json").read_text())
+    settings["quantization_config"] = {
+        "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
+        "modules_to_not_convert": ["lm_head", "gate"],
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(settings))
 
 
 def generate(model) -> list[int]:

@@ -9,8 +9,7 @@ import sys
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from tiny_llama import CONTINUATION, build, generate, save_fp8
+from tiny_llama import CONTINUATION, build, generate, save_fp8, save_mixtral_fp8
 from transformers import AutoModelForCausalLM, MixtralConfig
 from transformers.integrations.finegrained_fp8 import (
     ALL_FP8_EXPERTS_FUNCTIONS,
@@ -289,24 +288,6 @@ def test_fp8_experts_of_other_forms_are_kept(change, reason):
     assert type(experts) is FP8Experts
 
 
-def save_mixtral(folder):
-    """A checkpoint in fp8 with 128x128 scales, each expert under its own names, like those on the Hub."""
-    build(MixtralConfig, num_local_experts=4).save_pretrained(folder)
-    tensors = {}
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        if ".experts." in name or name.endswith("_proj.weight"):
-            tensors[name], tensors[f"{name}_scale_inv"] = quantize(tensor, "block_2d", power_of_two=True)
-        else:
-            tensors[name] = tensor
-    assert sum(name.endswith("experts.0.w1.weight_scale_inv") for name in tensors) == 2
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    settings = json.loads((folder / "config.json").read_text())
-    settings["quantization_config"] = {
-        "quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head", "gate"]
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(settings))
-
-
 def load_fp8(folder, monkeypatch):
     """Loads FP8Linear and FP8Experts, which transformers refuses on a CPU."""
     with monkeypatch.context() as patch:
@@ -315,7 +296,7 @@ def load_fp8(folder, monkeypatch):
 
 
 def test_a_checkpoint_with_fp8_experts_is_loaded_converted_and_saved(tmp_path, monkeypatch):
-    save_mixtral(tmp_path)
+    save_mixtral_fp8(tmp_path)
     model = load_fp8(tmp_path, monkeypatch)
     assert type(model.model.layers[0].mlp.experts) is FP8Experts
     done = nn.convert(model, "rowwise")

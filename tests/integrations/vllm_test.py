@@ -16,16 +16,23 @@ import torch
 
 pytest.importorskip("vllm", reason="vLLM is not installed; docs/engines.md has the command")
 
+import tiny_llama
+from transformers import AutoModelForCausalLM
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.kernels import linear as kernels
 from vllm.model_executor.layers import linear as layers
+from vllm.model_executor.layers.fused_moe import config as moe
+from vllm.model_executor.layers.fused_moe import modular_kernel
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.oracle import fp8, unquantized
+from vllm.model_executor.layers.fused_moe.prepare_finalize.no_dp_ep import make_moe_prepare_and_finalize_no_dp_ep
 from vllm.model_executor.layers.quantization.utils import quant_utils
 from vllm.platforms import current_platform
 from vllm.plugins import load_plugins_by_group
 
 from stoneware import quantize
 from stoneware.errors import UnsupportedError
-from stoneware.integrations import hosts
+from stoneware.integrations import hosts, vllm_experts
 from stoneware.integrations import vllm as engine
 
 N, K = 384, 256
@@ -34,7 +41,7 @@ N, K = 384, 256
 @pytest.fixture(scope="module", autouse=True)
 def _plugin():
     """Through the entry point of the wheel, like in each of vLLM's processes."""
-    os.environ["STONEWARE_ENGINES_ON_CPU"] = "1"
+    os.environ["STONEWARE_ENGINES_ON_CPU"] = os.environ["STONEWARE_ENGINES_EXPERTS"] = "1"
     plugin = load_plugins_by_group("vllm.general_plugins")["stoneware"]
     plugin()
     plugin()  # vLLM may call it again
@@ -133,6 +140,104 @@ def test_unquantized_layers_run_on_matmul(device, monkeypatch):
     assert method.apply(layer, x, bias[:24]).shape == (2, 5, 24) and not calls
 
 
+NUM_EXPERTS = 4
+
+
+def moe_config(**options):
+    parallel = moe.FusedMoEParallelConfig.make_no_parallel()
+    sizes = {"num_experts": NUM_EXPERTS, "experts_per_token": 2, "hidden_dim": K, "intermediate_size": N}
+    return moe.FusedMoEConfig(
+        **{
+            **sizes, "num_local_experts": NUM_EXPERTS, "num_logical_experts": NUM_EXPERTS,
+            "activation": MoEActivation.SILU, "device": "cpu", "routing_method": moe.RoutingMethodType.Renormalize,
+            "moe_parallel_config": parallel, "in_dtype": torch.bfloat16, **options,
+        }
+    )  # fmt: skip
+
+
+SCHEMES = {
+    "16 bits": (None, None, None),
+    "blocks": (quant_utils.kFp8Static128BlockSym, quant_utils.kFp8Dynamic128Sym, "block_2d"),
+    "rows": (quant_utils.kFp8StaticChannelSym, quant_utils.kFp8DynamicTokenSym, "row"),
+}
+
+
+@pytest.mark.parametrize("scales_on_input", [False, True])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_experts_compute_the_dequantized_product(name, scales_on_input, device):
+    weight_key, x_key, scales = SCHEMES[name]
+    config, top_k = moe_config(), 1 if scales_on_input else 2
+    if scales is None:
+        backend, kind = unquantized.select_unquantized_moe_backend(config)
+    else:
+        backend, kind = fp8.select_fp8_moe_backend(config, weight_key, x_key)
+    assert kind.__name__ == "StonewareExperts" and backend.value == "TRITON"
+    weights, factors, dense = [], [], []
+    for n, k in ((2 * N, K), (K, N)):
+        values = [torch.randn(n, k, device=device) / 16 for _ in range(NUM_EXPERTS)]
+        pairs = [
+            (value.bfloat16(), torch.ones(1, 1)) if scales is None else quantize(value, scales) for value in values
+        ]
+        weights.append(torch.stack([weight for weight, _ in pairs]))
+        factors.append(torch.stack([scale for _, scale in pairs]))
+        repeats = [size // part for size, part in zip((n, k), factors[-1].shape[1:])]
+        dense.append(
+            weights[-1].float() * factors[-1].repeat_interleave(repeats[0], 1).repeat_interleave(repeats[1], 2)
+        )
+    quantization = moe.FusedMoEQuantConfig.make()
+    if scales is not None:
+        quantization = moe.fp8_w8a8_moe_quant_config(
+            w1_scale=factors[0], w2_scale=factors[1], per_act_token_quant=scales == "row",
+            per_out_ch_quant=scales == "row", block_shape=[128, 128] if scales == "block_2d" else None,
+        )  # fmt: skip
+    experts = kind(moe_config=config, quant_config=quantization)
+    kernel = modular_kernel.FusedMoEKernel(make_moe_prepare_and_finalize_no_dp_ep(False), experts)
+    x = torch.randn(37, K, device=device).bfloat16()
+    index = torch.stack([torch.randperm(NUM_EXPERTS, device=device)[:top_k] for _ in range(37)]).int()
+    routing = torch.rand(37, top_k, device=device)
+    y = kernel.apply(
+        x, *weights, routing, index, activation=MoEActivation.SILU, global_num_experts=NUM_EXPERTS, expert_map=None,
+        apply_router_weight_on_input=scales_on_input,
+    )  # fmt: skip
+    expected = torch.zeros(37, K, device=device)
+    for token, (chosen, factor) in enumerate(zip(index, routing)):
+        for expert, weight in zip(chosen, factor):
+            row = x[token].float() * (weight if scales_on_input else 1)
+            gate, up = (dense[0][expert] @ row).chunk(2)
+            expected[token] += (1 if scales_on_input else weight) * (
+                dense[1][expert] @ (torch.nn.functional.silu(gate) * up)
+            )
+    assert y.shape == expected.shape and error(y, expected) < (2**-6 if scales is None else 2**-3)
+
+
+OTHER_EXPERTS = {
+    "--moe-backend": {"moe_backend": "triton"},
+    "biases": {"has_bias": True},
+    "a limit": {"swiglu_limit": 7.0},
+    "sizes": {"intermediate_size": 200},
+    "LoRA": {"is_lora_enabled": True},
+    "float16": {"in_dtype": torch.float16},
+}
+
+
+@pytest.mark.parametrize("name", OTHER_EXPERTS)
+def test_other_experts_are_left_to_vllm(name):
+    block = SCHEMES["blocks"][:2]
+    kind = vllm_experts._experts()
+    fits, reason = kind.is_supported_config(kind, moe_config(**OTHER_EXPERTS[name]), *block, kind.activation_format())
+    assert not fits and reason, name
+
+
+def test_experts_with_lora_are_left_to_vllm(monkeypatch):
+    config = VllmConfig()
+    config.lora_config = object()
+    backend = unquantized.UnquantizedMoeBackend.TRITON
+    ours = vllm_experts._experts()
+    assert ours is unquantized.backend_to_kernel_cls(backend)[0]
+    with set_current_vllm_config(config):
+        assert ours not in unquantized.backend_to_kernel_cls(backend)
+
+
 def test_an_older_vllm_is_named(monkeypatch):
     monkeypatch.delattr(kernels, "_POSSIBLE_FP8_BLOCK_KERNELS")
     with pytest.raises(
@@ -155,11 +260,17 @@ if __name__ == "__main__":
 """
 
 
-def test_a_tiny_llama_generates_the_tokens_of_the_reference(tmp_path):
-    from tiny_llama import CONTINUATION, PROMPT, generate, save_fp8
-    from transformers import AutoModelForCausalLM
+MODELS = {
+    "Llama in fp8": (tiny_llama.save_fp8, "Selected BlockScaledMM"),
+    "Mixtral in fp8": (tiny_llama.save_mixtral_fp8, "Using TRITON Fp8 MoE backend"),
+    "Mixtral": (tiny_llama.save_mixtral, "Using StonewareExperts MoE backend"),
+}
 
-    save_fp8(tmp_path / "model")
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_tiny_model_generates_the_tokens_of_the_reference(name, tmp_path):
+    save, choice = MODELS[name]
+    save(tmp_path / "model")
     program = tmp_path / "generate.py"
     program.write_text(GENERATE)
     done = subprocess.run(
@@ -167,8 +278,8 @@ def test_a_tiny_llama_generates_the_tokens_of_the_reference(tmp_path):
             sys.executable,
             str(program),
             str(tmp_path / "model"),
-            str(PROMPT),
-            str(len(CONTINUATION)),
+            str(tiny_llama.PROMPT),
+            str(len(tiny_llama.CONTINUATION)),
             str(tmp_path / "tokens.json"),
         ],
         capture_output=True,
@@ -176,10 +287,10 @@ def test_a_tiny_llama_generates_the_tokens_of_the_reference(tmp_path):
         env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"},
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "Selected BlockScaledMM" in done.stdout + done.stderr
+    assert choice in done.stdout + done.stderr
     tokens = json.loads((tmp_path / "tokens.json").read_text())
     reference = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.bfloat16)
-    assert tokens == generate(reference) == CONTINUATION
+    assert tokens == tiny_llama.generate(reference) == tiny_llama.CONTINUATION
 
 
 def test_the_tried_version_is_this_one():

@@ -7,7 +7,8 @@
 | `unquantized_gemm` | none: bfloat16 and float16 | what `UnquantizedLinearMethod` dispatches to |
 
 They are tried first; where one refuses, with a reason, vLLM goes on with its own. Which of all kernels, torch's among
-them, runs a shape is what Stoneware's table measured. `--linear-backend` with another name leaves them out.
+them, runs a shape is what Stoneware's table measured. `--linear-backend` with another name leaves them out. Experts are
+in `vllm_experts`, and run with STONEWARE_ENGINES_EXPERTS=1.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 
 from stoneware.errors import UnsupportedError
+from stoneware.integrations import vllm_experts
 from stoneware.integrations.hosts import unfit
 from stoneware.nn.recipes import BLOCK, UNIT
 from stoneware.ops.matmul.api import matmul
@@ -81,6 +83,8 @@ def register() -> None:
         return functools.partial(unquantized_gemm, own)
 
     layers.dispatch_unquantized_gemm = dispatch
+    if environment.engines_experts():
+        vllm_experts.register()
 
 
 def why_not_here(compute_capability: int | None = None) -> str | None:

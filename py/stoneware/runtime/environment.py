@@ -13,6 +13,9 @@
     STONEWARE_ENGINES_ON_CPU
                           0 (default) or 1: whether stoneware.integrations also offers vLLM and SGLang
                           the reference backend on a CPU, which is slow and for tests
+    STONEWARE_ENGINES_EXPERTS
+                          0 (default) or 1: whether mixtures of experts in vLLM and SGLang run on
+                          sw.grouped_mm, which has not been measured against their kernels
 
 They are read when they are needed, never at import. A change in a running process does not affect
 plans that were made before; use `with sw.tuning(...)` to change the mode there.
@@ -86,6 +89,15 @@ def engines_on_cpu() -> bool:
       ValueError: it is neither 0 nor 1.
     """
     return _switch("STONEWARE_ENGINES_ON_CPU")
+
+
+def engines_experts() -> bool:
+    """Whether STONEWARE_ENGINES_EXPERTS lets inference engines run experts on `sw.grouped_mm`.
+
+    Raises:
+      ValueError: it is neither 0 nor 1.
+    """
+    return _switch("STONEWARE_ENGINES_EXPERTS")
 
 
 def _switch(name: str) -> bool:
