@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_llama import CONTINUATION, build, generate, save_fp8, save_mixtral_fp8
 from transformers import AutoModelForCausalLM, MixtralConfig
 from transformers.integrations.finegrained_fp8 import (
@@ -50,10 +52,67 @@ def test_from_pretrained_quantizes_like_convert(recipe, folder):
     converted = build()
     done = nn.convert(converted, recipe, frozen=True)
     assert loaded.stoneware_conversion.swapped == done.swapped and done.swapped
+    assert loaded.stoneware_conversion.blocks == done.blocks and done.blocks
     tokens = torch.arange(16)[None]
     with torch.no_grad():
         assert torch.equal(loaded(tokens).logits, converted(tokens).logits)
     assert generate(loaded) == generate(converted) == CONTINUATION
+
+
+def test_one_16_bit_weight_is_in_memory_at_a_time(folder, monkeypatch):
+    quantized, numbers = nn.Float8InferenceLinear.quantized, []
+    shapes = {module.weight.shape for module in build().modules() if isinstance(module, torch.nn.Linear)}
+
+    def counted(weight, recipe):
+        tensors = [one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter)]
+        dense = [one for one in tensors if one.dtype == torch.bfloat16 and not one.is_meta and one.shape in shapes]
+        numbers.append(len({one.untyped_storage().data_ptr() for one in dense}))
+        return quantized(weight, recipe)
+
+    monkeypatch.setattr(nn.Float8InferenceLinear, "quantized", staticmethod(counted))
+    gc.freeze()  # get_objects then returns what is made from here on
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.bfloat16, quantization_config=engine.config("rowwise")
+        )
+    finally:
+        gc.unfreeze()
+    assert len(numbers) == len(model.stoneware_conversion.swapped) == 14
+    assert max(numbers) <= 3, "the embedding and the head have such a shape, and stay in 16 bits"
+    model.stoneware_conversion.undo()
+    assert {type(module) for module in model.modules() if isinstance(module, torch.nn.Linear)} == {torch.nn.Linear}
+    assert generate(model) == CONTINUATION
+
+
+def test_a_weight_that_the_checkpoint_lacks_is_quantized_afterwards(folder):
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16, quantization_config=engine.config("rowwise")
+    )
+    layer = model.model.layers[1].mlp.up_proj
+    assert len(model.stoneware_conversion.swapped) == 14 and type(layer) is nn.Float8InferenceLinear
+    assert layer.weight_scale_inv.shape == (384, 1) and model(torch.tensor([[1, 2]])).logits.isfinite().all()
+
+
+def test_a_weight_of_another_shape_is_refused(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"] = torch.zeros(16, 256).bfloat16()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(RuntimeError, match="conversion of the weights"):  # details are in the log
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, quantization_config=engine.config("rowwise"))
+
+
+def test_a_tied_weight_stays_in_16_bits(tmp_path):
+    model = build()
+    model.config.tie_word_embeddings = True
+    model.lm_head.weight = model.model.embed_tokens.weight
+    model.save_pretrained(tmp_path)
+    every_layer = engine.config("rowwise", [])
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, quantization_config=every_layer)
+    assert "shared with" in loaded.stoneware_conversion.kept["lm_head"]
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
 
 
 def test_named_layers_stay_in_16_bits(folder):

@@ -21,8 +21,10 @@ import torch
 
 from stoneware.errors import quoted
 from stoneware.integrations.hosts import unfit
-from stoneware.nn.convert import convert
+from stoneware.nn.changes import LoadedWeight
+from stoneware.nn.convert import convert_loaded, loadable
 from stoneware.nn.experts import routed
+from stoneware.nn.inference import Float8InferenceLinear
 from stoneware.nn.recipes import RECIPES
 from stoneware.ops.grouped_mm.api import grouped_mm
 
@@ -32,13 +34,17 @@ METHOD = "stoneware"
 KERNEL = "kernels-community/finegrained-fp8"
 """The kernel package of `FP8Linear` and `FP8Experts`."""
 
+_SCALE = "weight_scale_inv"
+
 _FOLDER = Path(__file__).with_name("hf_kernels")
 
 
 def config(recipe: str = "rowwise", modules_to_not_convert: tuple[str, ...] | list[str] | None = None) -> Any:
-    """A `quantization_config` for `from_pretrained`: the 16-bit weights of a checkpoint are quantized once loaded.
+    """A `quantization_config` for `from_pretrained`: the 16-bit weights of a checkpoint are quantized on load.
 
-    The model is that of `sw.nn.convert(model, recipe, frozen=True)`. Registers the quantizer in transformers.
+    Each weight of a linear layer is quantized when it is read, so the 16-bit model never is in memory. Experts, and all
+    layers in a process group or with a device_map that offloads, are quantized after all are loaded. The model is that
+    of `sw.nn.convert(model, recipe, frozen=True)`. Registers the quantizer in transformers.
 
     Args:
       recipe: "tensorwise", "rowwise" or "blockwise".
@@ -61,6 +67,7 @@ def register() -> Any:
       UnsupportedError: transformers is missing, or has other interfaces.
     """
     try:
+        from transformers.core_model_loading import ConversionOps
         from transformers.quantizers.auto import register_quantization_config, register_quantizer
         from transformers.quantizers.base import HfQuantizer
         from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -76,11 +83,71 @@ def register() -> Any:
             self.recipe = recipe
             self.modules_to_not_convert = modules_to_not_convert
 
+    class Quantize(ConversionOps):
+        """A weight of a layer -> its fp8 values and their scales."""
+
+        def __init__(self, quantizer: Any) -> None:
+            self.quantizer = quantizer
+
+        def convert(self, input_dict: dict[str, Any], *_: Any, **__: Any) -> dict[str, torch.Tensor]:
+            results: dict[str, torch.Tensor] = {}
+            for key, value in input_dict.items():
+                weight = value[0] if isinstance(value, list) else value
+                name = key.rpartition(".")[0]
+                layer, recipe = self.quantizer.layers[name], self.quantizer.quantization_config.recipe
+                if weight.shape != layer.weight.shape:
+                    raise ValueError(
+                        f"{key} has the shape {list(weight.shape)} in the checkpoint, it must be "
+                        f"{list(layer.weight.shape)}; load the checkpoint with its own config"
+                    )
+                values, scale = Float8InferenceLinear.quantized(weight.to(layer.weight.dtype), recipe)
+                results |= {key: values, f"{name}.{_SCALE}": scale}
+            return results
+
     @register_quantizer(METHOD)
     class StonewareQuantizer(HfQuantizer):
-        """Converts a model after its weights are loaded."""
+        """Quantizes weights while they are loaded, and converts the model afterwards."""
 
         requires_calibration = False
+
+        def __init__(self, quantization_config: Any, **keywords: Any) -> None:
+            super().__init__(quantization_config, **keywords)
+            # Layers whose weights are quantized while they are loaded; they have a parameter for the scales then.
+            self.layers: dict[str, torch.nn.Linear] = {}
+            self.dtypes: dict[torch.nn.Linear, torch.dtype] = {}
+
+        @property
+        def names_filter(self) -> Callable[[str, torch.nn.Module], bool] | None:
+            kept = self.quantization_config.modules_to_not_convert
+            if kept is None:
+                return None
+            names = frozenset(kept)
+            return lambda name, _: not {name, name.rpartition(".")[2]} & names
+
+        @property
+        def quantized_element_size(self) -> float | None:
+            return 1
+
+        def _process_model_before_weight_loading(self, model: Any, device_map: Any = None, **_: Any) -> None:
+            places = set(device_map.values()) if isinstance(device_map, dict) else set()
+            if places & {"disk"} or (len(places) > 1 and "cpu" in places):
+                return
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                return
+            layers = loadable(model, self.quantization_config.recipe, self.names_filter)
+            pairs: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+            tied = {*pairs, *pairs.values()}
+            self.layers = {name: layer for name, layer in layers.items() if f"{name}.weight" not in tied}
+            self.dtypes = {layer: layer.weight.dtype for layer in self.layers.values()}
+            for layer in self.layers.values():
+                layer.register_parameter(_SCALE, torch.nn.Parameter(torch.empty(0, device="meta"), False))
+
+        def param_needs_quantization(self, model: Any, param_name: str, **keywords: Any) -> bool:
+            name, _, parameter = param_name.rpartition(".")
+            return parameter in ("weight", _SCALE) and name in self.layers
+
+        def get_quantize_ops(self) -> Any:
+            return Quantize(self)
 
         def validate_environment(self, *_: Any, **__: Any) -> None:
             if self.pre_quantized:
@@ -90,13 +157,21 @@ def register() -> Any:
                 )
 
         def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
-            kept = self.quantization_config.modules_to_not_convert
-            names = None if kept is None else frozenset(kept)
-            model.stoneware_conversion = convert(
-                model,
-                self.quantization_config.recipe,
-                None if names is None else lambda name, _: not {name, name.rpartition(".")[2]} & names,
-                frozen=True,
+            weights = {}
+            for name, layer in self.layers.items():
+                weight, scale = layer.weight, layer._parameters.pop(_SCALE)
+                if weight.is_meta:
+                    raise ValueError(
+                        f"device_map offloads {name}, whose weight was quantized while it was loaded; pass a "
+                        'device_map without "cpu" and "disk", or call sw.nn.convert after from_pretrained'
+                    )
+                if scale is not None and weight.dtype == torch.float8_e4m3fn:  # it was in the checkpoint
+                    weights[layer] = LoadedWeight(weight.detach(), scale.detach())
+                    empty = torch.empty(weight.shape, dtype=self.dtypes[layer], device="meta")
+                    layer.weight = torch.nn.Parameter(empty)
+            self.layers, self.dtypes = {}, {}
+            model.stoneware_conversion = convert_loaded(
+                model, self.quantization_config.recipe, self.names_filter, weights
             )
             # The config of the layers belongs to save_pretrained, which `convert` replaced.
             del model.config.quantization_config

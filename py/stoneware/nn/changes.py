@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,6 +28,13 @@ HOST = "cpu"
 
 _ALIGNMENT = 16
 """Bytes of which a matmul requires the address of a weight to be a multiple."""
+
+
+class LoadedWeight(NamedTuple):
+    """A weight that was quantized while it was loaded, like `Float8InferenceLinear.quantized` returns it."""
+
+    values: torch.Tensor
+    scale: torch.Tensor
 
 
 class Change:
@@ -138,6 +145,24 @@ class FrozenLinear(FrozenWeights):
         _become(self.module, torch.nn.Linear)
         self.module._parameters.pop("weight_scale_inv", None)
         _forget(self.module, ("recipe", "compute_dtype", "handover"))
+
+
+class LoadedLinear(FrozenLinear):
+    """torch.nn.Linear whose weight was quantized while it was loaded -> Float8InferenceLinear."""
+
+    def __init__(self, name: str, layer: torch.nn.Linear, recipe: str, weight: LoadedWeight) -> None:
+        super().__init__(name, layer, recipe)
+        self.loaded = weight
+
+    def change(self) -> None:
+        layer = self.module
+        layer.recipe, layer.compute_dtype = self.recipe, layer.weight.dtype
+        layer.weight, layer.weight_scale_inv = frozen_parameter(self.loaded.values), frozen_parameter(self.loaded.scale)
+        _become(layer, Float8InferenceLinear)
+
+    def revert(self) -> None:
+        if isinstance(self.module, Float8InferenceLinear):
+            self.undo()
 
 
 class PublishedLinear(FrozenLinear):

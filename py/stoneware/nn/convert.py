@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,8 @@ from stoneware.nn.changes import (
     FusedNorm,
     FusedTwoLayers,
     JoinedSiblings,
+    LoadedLinear,
+    LoadedWeight,
     NormHandover,
     NormOwner,
     PublishedExperts,
@@ -166,7 +168,41 @@ def convert(
     """
     if recipe != BF16 and recipe not in RECIPES:
         raise ValueError(f"recipe={quoted(recipe)} must be one of {', '.join((BF16, *RECIPES))}; pass one of these")
-    converter = _Converter(model, recipe, filter, frozen=frozen, fuse_wgrad_accumulation=fuse_wgrad_accumulation)
+    return _convert(_Converter(model, recipe, filter, frozen=frozen, fuse_wgrad_accumulation=fuse_wgrad_accumulation))
+
+
+def loadable(model: torch.nn.Module, recipe: str, filter: Filter | None = None) -> dict[str, torch.nn.Linear]:
+    """The layers of a model without weights that `convert(..., frozen=True)` would change into Float8InferenceLinear.
+
+    Args:
+      model: with parameters on the device "meta".
+      recipe, filter: like for `convert`.
+
+    Returns:
+      Name of a layer -> the layer.
+    """
+    converter = _Converter(model, recipe, filter, frozen=True)
+    layers = {name: module for name, module in model.named_modules() if type(module) is torch.nn.Linear}
+    return {
+        name: layer
+        for name, layer in layers.items()
+        if converter.why_kept(name, layer, None, is_frozen=True, is_loaded=True) is None
+    }
+
+
+def convert_loaded(
+    model: torch.nn.Module, recipe: str, filter: Filter | None, weights: Mapping[torch.nn.Linear, LoadedWeight]
+) -> Conversion:
+    """`convert(..., frozen=True)` of a model for whose weights of `loadable` the 16-bit values were never kept.
+
+    Args:
+      model, recipe, filter: like for `loadable`.
+      weights: layer -> its quantized weight; the weight of the layer itself is on the device "meta", in 16 or 32 bits.
+    """
+    return _convert(_Converter(model, recipe, filter, frozen=True, weights=weights))
+
+
+def _convert(converter: _Converter) -> Conversion:
     changes = converter.decide()
     _apply(changes)
     conversion = converter.conversion
@@ -216,9 +252,11 @@ class _Converter:
         filter: Filter | None,
         *,
         frozen: bool | None,
-        fuse_wgrad_accumulation: bool,
+        fuse_wgrad_accumulation: bool = False,
+        weights: Mapping[torch.nn.Linear, LoadedWeight] | None = None,
     ) -> None:
         self.model, self.recipe, self.filter, self.frozen = model, recipe, filter, frozen
+        self.weights = weights or {}
         self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
         self.is_inference = not model.training if frozen is None else frozen
         self.owners = _owners(model)
@@ -253,6 +291,11 @@ class _Converter:
         return self.is_inference and (self.frozen is True or not any(weight.requires_grad for weight in weights))
 
     def decide_linear(self, name: str, layer: torch.nn.Linear) -> None:
+        loaded = self.weights.get(layer)
+        if loaded is not None:
+            self.changes[id(layer)] = LoadedLinear(name, layer, self.recipe, loaded)
+            self.conversion.swapped[name] = self.changes[id(layer)].label
+            return
         is_frozen = self.is_quantized and self.is_frozen([layer.weight])
         weight = published.find(layer) if self.is_quantized else None
         reason = self.why_kept(name, layer, weight, is_frozen=is_frozen)
@@ -273,7 +316,13 @@ class _Converter:
         self.changes[id(layer)] = change
 
     def why_kept(
-        self, name: str, layer: torch.nn.Linear, fp8: published.PublishedWeight | None, *, is_frozen: bool
+        self,
+        name: str,
+        layer: torch.nn.Linear,
+        fp8: published.PublishedWeight | None,
+        *,
+        is_frozen: bool,
+        is_loaded: bool = False,
     ) -> str | None:
         weight = layer.weight
         if name and isinstance(self.model.get_submodule(name.rpartition(".")[0]), torch.nn.TransformerEncoderLayer):
@@ -297,7 +346,7 @@ class _Converter:
         if type(weight.data) is not torch.Tensor and (is_frozen or not is_distributed(weight)):
             return f"its weight is a {type(weight.data).__name__}, not a plain tensor; convert the model first"
         if is_frozen:
-            if weight.is_meta or weight.dtype not in FLOATS:
+            if weight.is_meta != is_loaded or weight.dtype not in FLOATS:
                 return (
                     f"its weight is {weight.dtype} on {weight.device}, and only 16 or 32 bits in memory are quantized"
                 )
@@ -439,10 +488,10 @@ class _Converter:
         return isinstance(self.changes.get(id(layer)), TrainedLinear)
 
     def is_frozen_by(self, layer: Any, recipes: Sequence[str]) -> bool:
-        """Whether it gets a weight that `convert` quantized by one of the recipes; those of checkpoints are not
+        """Whether it gets a weight that Stoneware quantized by one of the recipes; those of checkpoints are not
         joined."""
         change = self.changes.get(id(layer))
-        return type(change) is FrozenLinear and change.recipe in recipes
+        return type(change) in (FrozenLinear, LoadedLinear) and change.recipe in recipes  # type: ignore[union-attr]
 
     def handovers(self, name: str, norm: torch.nn.Module) -> Iterator[NormHandover]:
         """The change of a norm whose result only rowwise layers read."""
