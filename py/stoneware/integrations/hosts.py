@@ -10,7 +10,7 @@ TRIED = {
     "kernels": ("0.17.2",),
     "sglang": ("0.5.23",),
     "torchao": ("0.18.0",),
-    "transformers": ("5.19.0", "5.24.0"),
+    "transformers": ("5.17.0", "5.19.0", "5.24.0"),
     "vllm": ("0.32.0",),
 }
 """Distribution -> the versions that tests/integrations ran with, the newest last."""
@@ -30,7 +30,7 @@ def unfit(host: str, error: BaseException) -> UnsupportedError:
       error: the ImportError or AttributeError.
     """
     return UnsupportedError(
-        f"stoneware.integrations was tried with {host} {' and '.join(TRIED[host])}, but {installed(host)}, where this "
+        f"stoneware.integrations was tried with {host} {', '.join(TRIED[host])}, but {installed(host)}, where this "
         f'fails: {error}; pip install "{host}=={TRIED[host][-1]}", or {_OFF.get(host, "do without this integration")}'
     )
 
