@@ -223,7 +223,7 @@ OTHER_EXPERTS = {
 @pytest.mark.parametrize("name", OTHER_EXPERTS)
 def test_other_experts_are_left_to_vllm(name):
     block = SCHEMES["blocks"][:2]
-    kind = vllm_experts._experts()
+    kind = vllm_experts._experts(engine.why_not_here)
     fits, reason = kind.is_supported_config(kind, moe_config(**OTHER_EXPERTS[name]), *block, kind.activation_format())
     assert not fits and reason, name
 
@@ -232,7 +232,7 @@ def test_experts_with_lora_are_left_to_vllm(monkeypatch):
     config = VllmConfig()
     config.lora_config = object()
     backend = unquantized.UnquantizedMoeBackend.TRITON
-    ours = vllm_experts._experts()
+    ours = vllm_experts._experts(engine.why_not_here)
     assert ours is unquantized.backend_to_kernel_cls(backend)[0]
     with set_current_vllm_config(config):
         assert ours not in unquantized.backend_to_kernel_cls(backend)

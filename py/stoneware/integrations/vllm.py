@@ -84,7 +84,7 @@ def register() -> None:
 
     layers.dispatch_unquantized_gemm = dispatch
     if environment.engines_experts():
-        vllm_experts.register()
+        vllm_experts.register(why_not_here)
 
 
 def why_not_here(compute_capability: int | None = None) -> str | None:

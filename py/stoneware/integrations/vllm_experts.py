@@ -12,6 +12,7 @@ Stoneware's class fits. Layers that it refuses, LoRA and an explicit --moe-backe
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,8 +24,11 @@ from stoneware.ops.grouped_mm.api import grouped_mm
 
 
 @functools.cache
-def register() -> None:
+def register(why_not_here: Callable[[], str | None]) -> None:
     """Puts the experts before vLLM's own; once in a process.
+
+    Args:
+      why_not_here: says why the kernels do not run on vLLM's platform, or None.
 
     Raises:
       UnsupportedError: vLLM is missing, or has other interfaces.
@@ -33,7 +37,7 @@ def register() -> None:
         from vllm.config import get_current_vllm_config_or_none as current_config
         from vllm.model_executor.layers.fused_moe.oracle import fp8, unquantized
 
-        experts = _experts()
+        experts = _experts(why_not_here)
         modules = [(fp8, fp8.Fp8MoeBackend.TRITON), (unquantized, unquantized.UnquantizedMoeBackend.TRITON)]
         own_functions = [(module._get_priority_backends, module.backend_to_kernel_cls) for module, _ in modules]
     except (ImportError, AttributeError) as error:
@@ -75,14 +79,12 @@ def why_not_config(moe_config: Any, weight_key: Any) -> str | None:
 
 
 @functools.cache
-def _experts() -> Any:
+def _experts(why_not_here: Callable[[], str | None]) -> Any:
     """The class; its base is vLLM's."""
     from vllm.model_executor.layers.fused_moe import modular_kernel
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
     from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
     from vllm.model_executor.layers.quantization.utils import quant_utils
-
-    from stoneware.integrations.vllm import why_not_here
 
     schemes = (
         (None, None),
