@@ -73,29 +73,29 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
           const int position = stage * Shape::kChunks + chunk;
           void* const rows = shared.rows + position * Shape::kRows * Shape::kChunkElements;
           void* const columns = shared.columns + position * Shape::kColumns * Shape::kChunkElements;
-          void* const of_a = Shape::kSwapAb ? columns : rows;
-          void* const of_b = Shape::kSwapAb ? rows : columns;
+          void* const a_tile = Shape::kSwapAb ? columns : rows;
+          void* const b_tile = Shape::kSwapAb ? rows : columns;
           if constexpr (Shape::kBlocksAlongM > 1) {
             const PlaceInCluster<Shape> place;
             constexpr int kPart = Shape::kTileN / Shape::kBlocksAlongM;
             const int first = place.along_m * kPart;
             LoadBoxToBlocks(&params.b_map, full, b_hint,
-                            static_cast<char*>(of_b) + first * Shape::kChunkBytes, k,
+                            static_cast<char*>(b_tile) + first * Shape::kChunkBytes, k,
                             offset.n + first, place.SharingB());
           } else if constexpr (Shape::kGroups) {
-            LoadBox(&params.b_map, full, b_hint, of_b, k, offset.n, offset.group);
+            LoadBox(&params.b_map, full, b_hint, b_tile, k, offset.n, offset.group);
           } else {
-            LoadBox(&params.b_map, full, b_hint, of_b, k, offset.n);
+            LoadBox(&params.b_map, full, b_hint, b_tile, k, offset.n);
           }
           if constexpr (Shape::kBlocksAlongN > 1) {
             constexpr int kPart = Shape::kTileM / Shape::kBlocksAlongN;
             const PlaceInCluster<Shape> place;
             const int first = place.along_n * kPart;
             LoadBoxToBlocks(&params.a_map, full, a_hint,
-                            static_cast<char*>(of_a) + first * Shape::kChunkBytes, k,
+                            static_cast<char*>(a_tile) + first * Shape::kChunkBytes, k,
                             offset.m + first, place.SharingA());
           } else {
-            LoadBox(&params.a_map, full, a_hint, of_a, k, offset.m);
+            LoadBox(&params.a_map, full, a_hint, a_tile, k, offset.m);
           }
         }
       }

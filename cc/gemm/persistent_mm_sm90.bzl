@@ -184,18 +184,24 @@ def _rules(config):
     return rules
 
 def _cluster_rules(config):
-    along_m, along_n, _ = config.cluster
+    along_m, along_n = config.cluster[1 if config.swap_ab else 0], config.cluster[0 if config.swap_ab else 1]
+    is_one_block = along_m * along_n == 1
     return cluster_rules(config.cluster, config.max_splits) + [
         (
-            along_m * along_n == 1 or config.max_splits == 1 or config.shares == "columns",
+            is_one_block or config.max_splits == 1 or config.shares == "columns",
             ("blocks that load for each other must share columns if they share k as well, but shares is {} and " +
              "max_splits {}; set shares = \"columns\", or max_splits = 1")
                 .format(repr(config.shares), config.max_splits),
         ),
         (
+            is_one_block or not config.block_scales or config.warp_groups > 1,
+            ("blocks of one warp group must not load for each other with block scales, but cluster is {}; omit it, or " +
+             "take two or three warp groups").format(config.cluster),
+        ),
+        (
             along_m == 1 or not _has_groups(config),
-            "a cluster of grouped_mm must have one block along m, whose tiles have each their own group, but has {}"
-                .format(along_m),
+            ("a cluster of grouped_mm must have one block along m, whose tiles have each their own group, but has {} " +
+             "with swap_ab = {}; change the cluster").format(along_m, config.swap_ab),
         ),
     ]
 

@@ -40,9 +40,9 @@
 //
 // The grid is one-dimensional, of clusters. With splits the blocks of a cluster share the k of one
 // tile. Otherwise a cluster is one block, which goes from tile to tile until all are done; or it is
-// kBlocksAlongM times kBlocksAlongN blocks, whose tiles lie side by side along m and n. Of those
-// along n each loads its part of their rows of a to all, and of those along m of their columns of
-// b. With splits as well, a cluster has as many blocks for each slice of k.
+// kBlocksAlongM times kBlocksAlongN blocks, whose tiles lie side by side along m and n. Blocks side
+// by side along n each load a part of their rows of a for all of them; blocks along m do the same
+// with columns of b. With splits as well, a cluster has as many blocks for each slice of k.
 //
 // What makes it fast: every SM reads b from the first microsecond to the last. Loads start as soon
 // as a block's barriers are ready, and L2 prefetches the first ones before; partial sums go from
@@ -193,7 +193,9 @@ struct PersistentMmShape {
   static constexpr int kSharingBlocks = kBlocksAlongM * kBlocksAlongN;
   // Those that load to one block: along m and along n, itself counted once.
   static constexpr int kLoadingBlocks = kBlocksAlongM + kBlocksAlongN - 1;
-  static_assert(kSharingBlocks == 1 || Config::kMaxSplits == 1 || Config::kSharesColumns,
+  static_assert(kSharingBlocks == 1 ||
+                    ((Config::kMaxSplits == 1 || Config::kSharesColumns) &&
+                     (!kBlockScales || kOverlapsSums) && (!kGroups || kBlocksAlongM == 1)),
                 "gemm_configs.bzl refuses such a config");
 
   static constexpr int kConsumerThreads = 128 * kWarpGroups;

@@ -161,7 +161,15 @@ CONFIG_FAILURES = {
                 "tile": [128, 128, 128],
                 "warp_groups": 2,
             },
-            ["a cluster of grouped_mm must have one block along m", "has 2"],
+            ["a cluster of grouped_mm must have one block along m", "has 2 with swap_ab = False"],
+        ),
+        "cluster_of_swapped_groups": (
+            {"cluster": [1, 2, 1], "max_splits": 1, "op": "grouped_mm", "stages": 5, "tile": [64, 16, 256]},
+            ["a cluster of grouped_mm must have one block along m", "has 2 with swap_ab = True"],
+        ),
+        "cluster_of_one_warp_group": (
+            {"block_scales": True, "cluster": [1, 2, 1], "max_splits": 1, "stages": 6, "tile": [64, 64, 128]},
+            ["blocks of one warp group must not load for each other with block scales", "take two or three"],
         ),
         "splits_of_groups": (
             {"op": "grouped_mm", "max_splits": 4},

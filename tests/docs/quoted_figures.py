@@ -143,7 +143,7 @@ def percent_torch_chosen(devices: Sequence[Mapping[str, Any]], title: str, least
 
 
 _MEMORY_BYTES_PER_US = 4.3e6
-"""Of an H200: 4.3 TB/s, what a kernel that only reads reaches of the data sheet's 4.8."""
+"""4.3 TB/s: what a kernel that only reads reaches on an H200; the data sheet has 4.8."""
 
 _LARGE_WEIGHT = 2**23
 

@@ -70,8 +70,8 @@ def splits_to_time(kernel: KernelRecord, m: int, n: int, k: int, num_sms: int) -
         return [1]
     rows, columns, tile_k = kernel.config["tile"]
     along_rows, along_columns, _ = kernel.config["cluster"]
-    of_rows, of_columns = (n, m) if kernel.config.get("swap_ab") else (m, n)
-    clusters = -(-of_rows // (rows * along_rows)) * -(-of_columns // (columns * along_columns))
+    num_rows, num_columns = (n, m) if kernel.config.get("swap_ab") else (m, n)
+    clusters = -(-num_rows // (rows * along_rows)) * -(-num_columns // (columns * along_columns))
     tiles = clusters * along_rows * along_columns
     most = min(_most_splits(kernel, k), -(-k // tile_k) // _LEAST_STEPS)
     runs = [splits for splits in SPLITS if splits == 1 or (splits <= most and _runs(kernel, splits))]
