@@ -342,8 +342,8 @@ def _quantizing_calls(where: torch.device | str) -> Iterator[tuple[Any, ...]]:
         # Only frozen blockwise feed-forwards have this plan.
         z = torch.randn(3, 2 * k).to(dtype)
         blocks = [*reference.quantize(fused.silu_mul(z), "block", torch.float8_e4m3fn, False)]
-        of_blocks = functools.partial(fused.silu_mul_plan, power_of_two=False, scales="block")
-        call = functools.partial(_by_plan, of_blocks, [z], blocks, where)
+        block_plan = functools.partial(fused.silu_mul_plan, power_of_two=False, scales="block")
+        call = functools.partial(_by_plan, block_plan, [z], blocks, where)
         yield f"activation by blocks {dtype} {k}", call, blocks, 0.02
         # Only layers that train have these.
         gate, up, dh = torch.randn(3, 16, k).to(dtype)
