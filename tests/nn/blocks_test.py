@@ -16,6 +16,7 @@ import torch
 
 from stoneware import nn
 from stoneware.nn import handover
+from stoneware.quantizing import fused, kernels
 
 HIDDEN, WIDTH, HEADS = 128, 256, 4
 
@@ -241,6 +242,17 @@ def test_a_blockwise_feed_forward_is_one_call_of_joined_weights(num_tokens):
     assert near(dx, wanted)
     done.undo()
     assert near(model(x.detach()), y)
+
+
+def test_a_blockwise_feed_forward_of_more_rows_than_its_kernel_takes_runs_by_its_layers(monkeypatch):
+    block, x = LlamaMLP().bfloat16().eval().requires_grad_(False), rows(17, HIDDEN)
+    exact = copy.deepcopy(block).double()
+    done = nn.convert(torch.nn.Sequential(block).eval(), "blockwise")
+    assert done.blocks == {"0": "SwiGLU"}
+    monkeypatch.setattr(fused, "_has_kernels", lambda *_: True)  # the CPU has none to load
+    monkeypatch.setattr(kernels, "MOST_TILE_ROWS", 16)
+    for _ in range(2):
+        assert near(block(x), exact(x.double()))
 
 
 def training(model, x, dy):

@@ -369,6 +369,19 @@ def test_the_activation_and_its_gradients_in_16_bits(quantized, m, n):
         torch.testing.assert_close(found.double(), wanted, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.parametrize("m, is_taken", [(65535 * 8, True), (65535 * 8 + 1, False)])
+def test_kernels_of_the_activation_take_no_more_rows_than_a_grid_has(quantized, monkeypatch, m, is_taken):
+    grids = []
+    monkeypatch.setattr(fused, "_has_kernels", lambda *_: True)
+    monkeypatch.setattr(aot_kernels, "plan", lambda on, number, steps: grids.extend(grid for _, grid, _ in steps))
+    z, dh = torch.empty(m, 32).bfloat16(), torch.empty(m, 16).bfloat16()
+    gate, up = z.chunk(2, 1)
+    fused.silu_mul_plan(z, False, "block")
+    fused.activation_plan(gate, up)
+    fused.activation_grad_plan(gate, up, dh)
+    assert grids == [(1, 65535, 1)] * 3 * is_taken
+
+
 @pytest.mark.parametrize("m, n", [(16, 48), (112, 272)])
 def test_the_gradients_of_a_feed_forward_in_fp8(quantized, monkeypatch, m, n):
     monkeypatch.setattr(kernels, "_SWIGLU_PROGRAMS", 6)

@@ -10,6 +10,9 @@ from stoneware.runtime.fast_dataclass import dataclass, field_names
 
 INT32_MAX = 2**31 - 1
 
+MAX_GRID_YZ = 65535
+"""Blocks along y and z (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
+
 _MAX_BLOCK_THREADS = 1024
 """CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"."""
 

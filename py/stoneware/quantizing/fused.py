@@ -22,7 +22,10 @@ _DTYPE = torch.float8_e4m3fn
 
 
 def silu_mul_plan(z: torch.Tensor, power_of_two: bool, scales: str = "row") -> Any:
-    """plan(z, y8, scale): y = silu(z[:, :k]) * z[:, k:], each of the two rounded to z's dtype.
+    """plan(z, y8, scale): y = silu(z[:, :k]) * z[:, k:], each of the two rounded to z's dtype; or None.
+
+    It is None where z has more rows than the kernel takes, and the ops, which have kernels, need less time and memory
+    than plain torch.
 
     Args:
       z: [m, 2 k], like that of the calls.
@@ -34,8 +37,9 @@ def silu_mul_plan(z: torch.Tensor, power_of_two: bool, scales: str = "row") -> A
 
     if scales == "block":
         device = tensor_checks.check_one_device([("z", z)])
-        has_kernel = _has_kernels(device, z) and z.shape[1] // 2 % kernels.MULTIPLE == 0
-        return kernels.silu_mul_runs_plan(z, power_of_two, device) if has_kernel else run
+        if not _has_kernels(device, z) or z.shape[1] // 2 % kernels.MULTIPLE:
+            return run
+        return kernels.silu_mul_runs_plan(z, power_of_two, device) if len(z) <= kernels.MOST_TILE_ROWS else None
     return _rows_plan("silu_mul", {"z": z}, z.shape[1] // 2, 3, [int(power_of_two)], run)
 
 
@@ -52,7 +56,7 @@ def activation_plan(gate: torch.Tensor, up: torch.Tensor) -> Any:
       gate, up: [m, n] of one dtype, like those of the calls.
     """
     device = tensor_checks.check_one_device([("gate", gate), ("up", up)])
-    if gate.stride() == up.stride() and _has_kernels(device, gate, up):
+    if gate.stride() == up.stride() and _has_tiles(device, gate, up):
         return kernels.silu_mul_plan(gate, device)
 
     def run(gate: torch.Tensor, up: torch.Tensor, h: torch.Tensor) -> None:
@@ -68,7 +72,7 @@ def activation_grad_plan(gate: torch.Tensor, up: torch.Tensor, dh: torch.Tensor)
       gate, up, dh: [m, n] of one dtype, like those of the calls.
     """
     device = tensor_checks.check_one_device([("gate", gate), ("up", up), ("dh", dh)])
-    if gate.stride() == up.stride() and dh.is_contiguous() and _has_kernels(device, gate, up, dh):
+    if gate.stride() == up.stride() and dh.is_contiguous() and _has_tiles(device, gate, up, dh):
         return kernels.silu_mul_grad_plan(gate, device)
 
     def run(gate: torch.Tensor, up: torch.Tensor, dh: torch.Tensor, dgate: torch.Tensor, dup: torch.Tensor) -> None:
@@ -108,6 +112,11 @@ def swiglu_grad_plan(z: torch.Tensor, dh: torch.Tensor, power_of_two: bool, fact
             _store(values, power_of_two, *outputs[2 * position : 2 * position + 2])
 
     return run
+
+
+def _has_tiles(device: Device, *tensors: torch.Tensor) -> bool:
+    """Whether the kernels of the activation take these matrices in 16 bits."""
+    return len(tensors[0]) <= kernels.MOST_TILE_ROWS and _has_kernels(device, *tensors)
 
 
 def _has_kernels(device: Device, *tensors: torch.Tensor) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stoneware.kernels import aot_kernels, built_matmuls, manifest
+from stoneware.kernels.launch_description import MAX_GRID_YZ
 from stoneware.quantizing.layout import BLOCK
 from stoneware.runtime.device import Device
 from stoneware.runtime.dtypes import DTYPE_NAMES
@@ -47,6 +48,9 @@ _ACTIVATION_TILE = (8, 256)
 
 _RUN_ROWS = 8
 """Rows of a tile of silu_mul_runs; as in BUILD.bazel."""
+
+MOST_TILE_ROWS = MAX_GRID_YZ * min(_RUN_ROWS, _ACTIVATION_TILE[0])
+"""The most rows for silu_mul_runs, silu_mul_tiles and silu_mul_grad, whose tiles of rows are along y of the grid."""
 
 _SWIGLU_ROWS = {"swiglu_amax": 16, "swiglu_grad": 32}
 """Rows of a tile, by kernel; as in BUILD.bazel."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stoneware.kernels import split_k, tile_rule
+from stoneware.kernels.launch_description import MAX_GRID_YZ
 from stoneware.kernels.manifest import KernelRecord
 from stoneware.kernels.sm90_kernels import TILE_SCHEDULED
 from stoneware.ops.sm90 import Sm90
@@ -15,11 +16,6 @@ from stoneware.specs.problem import UNIT_BYTES, unit
 
 MAX_TMA_STRIDE = 2**39
 """Elements of 16 bits; cuTensorMapEncodeTiled takes strides below 2**40 bytes."""
-
-MAX_GRID_YZ = 65535
-"""Blocks along y and z (CUDA C++ Programming Guide, "Technical Specifications per Compute
-Capability"). The kernels that are not persistent have the batch and the narrow side of their tiles
-along these axes."""
 
 
 class _Sm90(Sm90):
@@ -66,6 +62,7 @@ class _Sm90(Sm90):
             return True
         if split_k.is_splitk_sm90(kernel):
             return problem.batch == 1
+        # The batch and the narrow side of the tiles are along z and y of the grid.
         columns = problem.m if kernel.config["swap_ab"] else problem.n
         num_tiles = -(-columns // kernel.config["tile"][1]) + kernel.config["cluster"][1] - 1
         return num_tiles <= MAX_GRID_YZ and problem.batch <= MAX_GRID_YZ
