@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_llama import CONTINUATION, build, generate, save_fp8, save_mixtral_fp8
-from transformers import AutoModelForCausalLM, MixtralConfig
+from transformers import AutoModelForCausalLM, GPTNeoXConfig, MixtralConfig
 from transformers.integrations.finegrained_fp8 import (
     ALL_FP8_EXPERTS_FUNCTIONS,
     FP8Experts,
@@ -57,6 +57,23 @@ def test_from_pretrained_quantizes_like_convert(recipe, folder):
     with torch.no_grad():
         assert torch.equal(loaded(tokens).logits, converted(tokens).logits)
     assert generate(loaded) == generate(converted) == CONTINUATION
+
+
+@pytest.mark.parametrize("recipe", ["rowwise", "tensorwise", "blockwise"])
+def test_from_pretrained_fuses_feed_forwards_of_two_layers_like_convert(recipe, tmp_path):
+    sizes = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4}
+    source = AutoModelForCausalLM.from_config(GPTNeoXConfig(**sizes, vocab_size=128), dtype=torch.bfloat16).eval()
+    source.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.bfloat16, quantization_config=engine.config(recipe)
+    )
+    done = nn.convert(source, recipe, frozen=True)
+    assert done.blocks == {f"gpt_neox.layers.{layer}.mlp": "MLP" for layer in range(2)}
+    assert loaded.stoneware_conversion.blocks == done.blocks
+    assert loaded.stoneware_conversion.swapped == done.swapped
+    tokens = torch.arange(16)[None]
+    with torch.no_grad():
+        assert torch.equal(loaded(tokens).logits, source(tokens).logits)
 
 
 def test_one_16_bit_weight_is_in_memory_at_a_time(folder, monkeypatch):

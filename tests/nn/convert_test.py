@@ -16,6 +16,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from stoneware import nn
 from stoneware.nn import changes
+from stoneware.nn.convert import convert_loaded, loadable
 
 
 class Model(torch.nn.Module):
@@ -397,6 +398,40 @@ def test_what_a_layer_has_besides_its_weight_survives(recipe, frozen):
     assert type(layer) is type(layer.child) is torch.nn.Linear
     assert {name: id(one) for name, one in vars(layer).items()} == before
     assert set(model.state_dict()) == names
+
+
+class LeakyMLP(torch.nn.Module):
+    """Where `is_alike` is False it computes other values than its trace, with the same operations."""
+
+    def __init__(self, is_alike: bool) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(128, 256), torch.nn.Linear(256, 128)
+        self.is_alike = is_alike
+
+    def forward(self, x):
+        slope = 0.1 if self.is_alike or type(x) is not torch.Tensor else 0.9
+        return self.down(torch.nn.functional.leaky_relu(self.up(x), slope))
+
+
+@pytest.mark.parametrize("recipe", ["rowwise", "blockwise"])
+@pytest.mark.parametrize("is_alike", [True, False])
+def test_values_are_checked_of_a_feed_forward_that_was_quantized_while_it_was_loaded(recipe, is_alike):
+    source = torch.nn.ModuleDict({"mlp": LeakyMLP(is_alike)}).bfloat16().eval().requires_grad_(False)
+    model = copy.deepcopy(source)
+    for layer in (model["mlp"].up, model["mlp"].down):
+        layer.weight = torch.nn.Parameter(layer.weight.to("meta"))
+    weights = {
+        layer: changes.LoadedWeight(
+            *nn.Float8InferenceLinear.quantized(source.get_submodule(name).weight.detach(), recipe)
+        )
+        for name, layer in loadable(model, recipe).items()
+    }
+    done = convert_loaded(model, recipe, None, weights)
+    assert done.blocks == nn.convert(source, recipe, frozen=True).blocks == ({"mlp": "MLP"} if is_alike else {})
+    x = torch.randn(4, 128).bfloat16()
+    assert torch.equal(model["mlp"](x), source["mlp"](x))
+    done.undo()
+    assert model["mlp"].up.weight.dtype == torch.bfloat16 and not model["mlp"].up.weight.is_meta
 
 
 def snapshot(model: torch.nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ from stoneware.nn.changes import (
 from stoneware.nn.checkpoints import Saving
 from stoneware.nn.experts import WEIGHTS, Experts
 from stoneware.nn.fused_blocks import FusedBlock
+from stoneware.nn.inference import dequantize, frozen_parameter
 from stoneware.nn.recipes import BF16, RECIPES, ROWWISE, UNIT, why_not
 from stoneware.nn.swiglu import ONE_CALL
 from stoneware.quantizing.fused import silu_mul
@@ -238,6 +240,9 @@ def _apply(changes: list[Change]) -> None:
         change.settle()
 
 
+_QUANTIZED = (FrozenLinear, LoadedLinear)
+"""The changes of layers whose weights Stoneware quantizes."""
+
 _ATTRIBUTES = frozenset({"recipe", "compute_dtype", "handover", "fuse_wgrad_accumulation", "siblings"})
 """Attributes of converted layers."""
 
@@ -430,7 +435,8 @@ class _Converter:
                 return
             elif len(layers) in (2, 3) and (change := self.feed_forward(layers)) is not None:
                 parts = proofs.swiglu(module)
-                _check_swiglu(module, parts)
+                with self.dequantized(layers):
+                    _check_swiglu(module, parts)
                 self.changes[id(module)] = change(name, module, parts)
                 self.conversion.blocks[name] = "SwiGLU"
         except proofs.NoProof as error:
@@ -446,7 +452,8 @@ class _Converter:
             return False
         try:
             parts = proofs.mlp(module)
-            _check_mlp(module, parts)
+            with self.dequantized(layers):
+                _check_mlp(module, parts)
         except proofs.NoProof:
             return False  # it may be another feed-forward
         self.changes[id(module)] = FusedTwoLayers(name, module, parts, recipe)
@@ -458,8 +465,24 @@ class _Converter:
         changes = [self.changes.get(id(layer)) for layer in layers]
         if self.is_inference and self.recipe == BF16 and all(type(change) is TrainedLinear for change in changes):
             return None if self.fuse_wgrad_accumulation else BF16
-        recipes = {change.recipe if type(change) is FrozenLinear else None for change in changes}
+        recipes = {
+            change.recipe if isinstance(change, FrozenLinear) and type(change) in _QUANTIZED else None
+            for change in changes
+        }
         return recipes.pop() if len(recipes) == 1 else None
+
+    @contextlib.contextmanager
+    def dequantized(self, layers: list[torch.nn.Linear]) -> Iterator[None]:
+        """Gives layers whose weights were quantized while they were loaded weights in 16 or 32 bits meanwhile."""
+        empty = {layer: layer.weight for layer in layers if layer in self.weights}
+        try:
+            for layer, weight in empty.items():
+                values = dequantize(*self.weights[layer], self.recipe, weight.dtype)
+                layer.weight = frozen_parameter(values)
+            yield
+        finally:
+            for layer, weight in empty.items():
+                layer.weight = weight
 
     def decide_siblings(self, name: str, module: torch.nn.Module) -> None:
         """A module of which several layers read the same argument, and train with the recipe of `trained_node`."""
@@ -491,7 +514,7 @@ class _Converter:
         """Whether it gets a weight that Stoneware quantized by one of the recipes; those of checkpoints are not
         joined."""
         change = self.changes.get(id(layer))
-        return type(change) in (FrozenLinear, LoadedLinear) and change.recipe in recipes  # type: ignore[union-attr]
+        return type(change) in _QUANTIZED and change.recipe in recipes  # type: ignore[union-attr]
 
     def handovers(self, name: str, norm: torch.nn.Module) -> Iterator[NormHandover]:
         """The change of a norm whose result only rowwise layers read."""

@@ -135,11 +135,7 @@ class Float8InferenceLinear(KeepsFloat8, torch.nn.Linear):
 
     def dequantized(self) -> torch.Tensor:
         """The weight [out_features, in_features] in the layer's 16 or 32 bits, rounded once."""
-        scale: torch.Tensor = self.weight_scale_inv
-        if weight_cast(self.recipe).scales == "block_2d":
-            scale = scale.repeat_interleave(128, 0)[: self.out_features].repeat_interleave(128, 1)
-            scale = scale[:, : self.in_features]
-        return (self.weight.float() * scale).to(self.compute_dtype)
+        return dequantize(self.weight, self.weight_scale_inv, self.recipe, self.compute_dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         x, dtype = input, autocast_dtype(input)
@@ -182,6 +178,14 @@ class Float8InferenceLinear(KeepsFloat8, torch.nn.Linear):
 def _cast(x: torch.Tensor, cast: Cast) -> tuple[torch.Tensor, torch.Tensor]:
     values, scale = quantize(x, cast.scales, dtype=cast.dtype, power_of_two=cast.power_of_two)
     return values, scale
+
+
+def dequantize(values: torch.Tensor, scale: torch.Tensor, recipe: str, dtype: torch.dtype) -> torch.Tensor:
+    """The weight [out_features, in_features] of fp8 values and their scales, rounded once."""
+    if weight_cast(recipe).scales == "block_2d":
+        rows, columns = values.shape
+        scale = scale.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :columns]
+    return values.float().mul_(scale).to(dtype)
 
 
 def frozen_parameter(values: torch.Tensor) -> torch.nn.Parameter:
