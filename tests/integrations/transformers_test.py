@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_llama import CONTINUATION, build, generate, save_fp8, save_mixtral_fp8
+from tiny_llama import CONTINUATION, PROMPT, build, generate, save_fp8, save_mixtral_fp8
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, MixtralConfig
 from transformers.integrations.finegrained_fp8 import (
     ALL_FP8_EXPERTS_FUNCTIONS,
@@ -74,6 +74,16 @@ def test_from_pretrained_fuses_feed_forwards_of_two_layers_like_convert(recipe, 
     tokens = torch.arange(16)[None]
     with torch.no_grad():
         assert torch.equal(loaded(tokens).logits, source(tokens).logits)
+
+
+def test_a_device_map_that_offloads_loads_16_bits_first(folder, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16, device_map="auto", max_memory={"cpu": 2**20, "disk": 2**30},
+        offload_folder=tmp_path / "offloaded", quantization_config=engine.config("rowwise"),
+    )  # fmt: skip
+    assert "disk" in model.hf_device_map.values()
+    assert any("on meta" in reason for reason in model.stoneware_conversion.kept.values())
+    assert model(torch.tensor([PROMPT])).logits[0, -1].argmax() == CONTINUATION[0]
 
 
 def test_one_16_bit_weight_is_in_memory_at_a_time(folder, monkeypatch):

@@ -43,8 +43,9 @@ def config(recipe: str = "rowwise", modules_to_not_convert: tuple[str, ...] | li
     """A `quantization_config` for `from_pretrained`: the 16-bit weights of a checkpoint are quantized on load.
 
     Each weight of a linear layer is quantized when it is read, so the 16-bit model never is in memory. Experts, and all
-    layers in a process group or with a device_map that offloads, are quantized after all are loaded. The model is that
-    of `sw.nn.convert(model, recipe, frozen=True)`. Registers the quantizer in transformers.
+    layers in a process group or with a device_map that offloads, are quantized after all are loaded; layers that are
+    offloaded stay in 16 bits. The model is that of `sw.nn.convert(model, recipe, frozen=True)`. Registers the quantizer
+    in transformers.
 
     Args:
       recipe: "tensorwise", "rowwise" or "blockwise".
@@ -68,6 +69,7 @@ def register() -> Any:
     """
     try:
         from transformers.core_model_loading import ConversionOps
+        from transformers.integrations.accelerate import infer_auto_device_map
         from transformers.quantizers.auto import register_quantization_config, register_quantizer
         from transformers.quantizers.base import HfQuantizer
         from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -114,6 +116,7 @@ def register() -> Any:
             super().__init__(quantization_config, **keywords)
             # Layers whose weights are quantized while they are loaded; they have a parameter for the scales then.
             self.layers: dict[str, torch.nn.Linear] = {}
+            self.model: Any = None
             self.dtypes: dict[torch.nn.Linear, torch.dtype] = {}
 
         @property
@@ -129,8 +132,7 @@ def register() -> Any:
             return 1
 
         def _process_model_before_weight_loading(self, model: Any, device_map: Any = None, **_: Any) -> None:
-            places = set(device_map.values()) if isinstance(device_map, dict) else set()
-            if places & {"disk"} or (len(places) > 1 and "cpu" in places):
+            if isinstance(device_map, dict) and _offloads(device_map):
                 return
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 return
@@ -141,6 +143,20 @@ def register() -> Any:
             self.dtypes = {layer: layer.weight.dtype for layer in self.layers.values()}
             for layer in self.layers.values():
                 layer.register_parameter(_SCALE, torch.nn.Parameter(torch.empty(0, device="meta"), False))
+            self.model = model
+
+        def adjust_max_memory(self, max_memory: Any) -> Any:
+            """The same; if device_map="auto" and the like offload, all layers are quantized afterwards."""
+            if self.layers:
+                whole = getattr(self.model, "_no_split_modules", None)
+                device_map = infer_auto_device_map(
+                    self.model, max_memory=max_memory, no_split_module_classes=whole, hf_quantizer=self
+                )
+                if _offloads(device_map):
+                    for layer in self.layers.values():
+                        del layer._parameters[_SCALE]
+                    self.layers, self.dtypes = {}, {}
+            return max_memory
 
         def param_needs_quantization(self, model: Any, param_name: str, **keywords: Any) -> bool:
             name, _, parameter = param_name.rpartition(".")
@@ -169,7 +185,7 @@ def register() -> Any:
                     weights[layer] = LoadedWeight(weight.detach(), scale.detach())
                     empty = torch.empty(weight.shape, dtype=self.dtypes[layer], device="meta")
                     layer.weight = torch.nn.Parameter(empty)
-            self.layers, self.dtypes = {}, {}
+            self.layers, self.dtypes, self.model = {}, {}, None
             model.stoneware_conversion = convert_loaded(
                 model, self.quantization_config.recipe, self.names_filter, weights
             )
@@ -190,6 +206,12 @@ def register() -> Any:
             return True
 
     return StonewareConfig
+
+
+def _offloads(device_map: dict[str, Any]) -> bool:
+    """Whether weights are on the disk, or on the host while other weights are on a device."""
+    places = {str(place) for place in device_map.values()}
+    return "disk" in places or (len(places) > 1 and "cpu" in places)
 
 
 @functools.cache
