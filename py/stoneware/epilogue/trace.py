@@ -68,15 +68,26 @@ class _RowMax:
         self.node, self.is_half = node, is_half
 
 
+class _Memory:
+    """What a computed value and its views have in common.
+
+    Attributes:
+      has_views: whether a change in place would change several tensors.
+    """
+
+    has_views = False
+
+
 class _Traced(torch.Tensor):
     """A tensor without memory: `meta` has its shape and strides, and `node` says what it is."""
 
     meta: torch.Tensor
     node: Any
     frames: _Frames
+    memory: _Memory
 
     @staticmethod
-    def __new__(cls, meta: torch.Tensor, node: Any, frames: _Frames) -> _Traced:
+    def __new__(cls, meta: torch.Tensor, node: Any, frames: _Frames, memory: _Memory | None = None) -> _Traced:
         self = torch.Tensor._make_wrapper_subclass(
             cls,
             meta.shape,
@@ -85,8 +96,13 @@ class _Traced(torch.Tensor):
             dtype=meta.dtype,
             device=frames.device,
         )
-        self.meta, self.node, self.frames = meta, node, frames
+        self.meta, self.node, self.frames, self.memory = meta, node, frames, memory or _Memory()
         return self
+
+    def view_as_node(self, meta: torch.Tensor, node: Any) -> _Traced:
+        """A view of a computed value."""
+        self.memory.has_views = True
+        return _Traced(meta, node, self.frames, self.memory)
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -235,14 +251,14 @@ class _Frames:
         if not isinstance(meta, torch.Tensor):
             meta = meta[0]  # of several parts
         if tuple(meta.shape) == tuple(first.shape) and name in (*_SAME, "slice"):
-            return _Traced(meta, first.node, self)
+            return first.view_as_node(meta, first.node)
         if tuple(first.shape) == self.full and not isinstance(first.node, _RowMax):
             if name in ("view", "reshape", "_unsafe_view") and tuple(meta.shape) == (*self.half, 2):
-                return _Traced(meta, _Pairs(first.node), self)
+                return first.view_as_node(meta, _Pairs(first.node))
             is_last = arguments.get("dim", 0) % first.ndim == first.ndim - 1
             is_strided = arguments.get("step") == 2 and (arguments.get("start") or 0) in (0, 1)
             if name == "slice" and is_last and is_strided and tuple(meta.shape) == self.half:
-                return _Traced(meta, Half(first.node, arguments.get("start") or 0), self)
+                return first.view_as_node(meta, Half(first.node, arguments.get("start") or 0))
         raise UnsupportedError(
             f"an epilogue may take only neighbouring columns of a computed value, [..., 0::2] and [..., 1::2], but "
             f"{name} makes a value of shape {list(meta.shape)} of one of shape {list(first.shape)}; rearrange inputs "
@@ -253,10 +269,10 @@ class _Frames:
         metas = self._meta(function, args, kwargs)
         pairs = first.node
         if name == "unbind" and len(metas) == 2 and tuple(metas[0].shape) == self.half:
-            return [_Traced(meta, Half(pairs.node, parity), self) for parity, meta in enumerate(metas)]
+            return [first.view_as_node(meta, Half(pairs.node, parity)) for parity, meta in enumerate(metas)]
         if name == "select" and tuple(metas.shape) == self.half:
             index = _bound(function, args, kwargs)["index"]
-            return _Traced(metas, Half(pairs.node, index % 2), self)
+            return first.view_as_node(metas, Half(pairs.node, index % 2))
         return self._refuse(name)
 
     def _row_max(self, arguments: dict[str, Any], first: _Traced) -> _Traced:
@@ -276,6 +292,10 @@ class _Frames:
         base = name[:-1]
         if not isinstance(target, _Traced) or isinstance(target.node, (_View, _Pairs, _RowMax)):
             raise UnsupportedError(f"an epilogue must not change its inputs, but {name} does; use {base} instead")
+        if target.memory.has_views:
+            raise UnsupportedError(
+                f"an epilogue must not change a value that has views, but {name} does; use {base} instead"
+            )
         if base == "copy":
             self._refuse(name)
         with _Trace(self):
