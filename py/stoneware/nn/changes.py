@@ -321,7 +321,7 @@ class FusedTwoLayers(Change):
         self.parts, self.recipe = parts, recipe
 
     def change(self) -> None:
-        modules = [*self.module._modules.values()]
+        modules = fused_blocks.submodules(self.module)
         state = fused_blocks.MLPState(parts=self.parts, recipe=self.recipe, modules=modules)
         fused_blocks.fuse(self.module, fused_blocks.FusedMLP, state)
 

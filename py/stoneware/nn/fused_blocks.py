@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import get_ident
 from types import FunctionType
 from typing import Any
@@ -23,7 +23,7 @@ from stoneware.nn.experts import Experts, Float8InferenceExperts, check_routing,
 from stoneware.nn.handover import Handover, Route
 from stoneware.nn.inference import Float8InferenceLinear, KeepsFloat8
 from stoneware.nn.linear import Linear
-from stoneware.nn.proofs import MLPParts, SwiGLUParts
+from stoneware.nn.proofs import MLPParts, SwiGLUParts, is_same
 from stoneware.nn.recipes import BF16, RECIPES
 from stoneware.nn.steps import RMSNorm, Step, Steps, native_call
 from stoneware.tuning import policy
@@ -127,12 +127,13 @@ class State:
         computes the same as its own forward."""
         return self.check()
 
-    def check(self, items: Sequence[Any] = (), **others: Any) -> Callable[[], bool]:
+    def check(self, items: Sequence[Any] = (), attributes: Sequence[Any] = (), **others: Any) -> Callable[[], bool]:
         """`conditions.check` of the proof and of others."""
         if self.forward is None:  # in a pickle
             self.forward = self.kind.forward
         items = [(vars(self), "is_proved", True), *items]
-        return conditions.check(items=items, attributes=[(self.kind, "forward", self.forward)], **others)
+        attributes = [(self.kind, "forward", self.forward), *attributes]
+        return conditions.check(items=items, attributes=attributes, **others)
 
     def __getstate__(self) -> dict[str, Any]:
         """A pickle has no functions of classes."""
@@ -374,41 +375,82 @@ class MLPState(State):
     Attributes:
       parts: which submodules are its layers, and the activation.
       recipe: of the layers.
-      modules: all submodules at the time of the proof.
+      modules: names and submodules at the time of the proof, nested ones too.
       handover: may provide x in fp8.
       parameters: of the two layers of the calls for which `holds()`.
+      contents, counts: the submodules of each module, and the keywords of each functools.partial, and how many there
+        are in each. `holds()` compares those; an added one changes a count.
+      forwards: the submodules, their classes, and the forwards of those, at the first call.
     """
 
     parts: MLPParts
     recipe: str
-    modules: list[torch.nn.Module | None]
+    modules: list[tuple[str, torch.nn.Module]]
     handover: Handover | None = None
     parameters: tuple[dict[str, Any], ...] = ()
+    contents: list[dict[str, Any]] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    forwards: list[tuple[torch.nn.Module, type, Any]] = field(default_factory=list)
 
     @functools.cached_property
     def holds(self) -> Callable[[], bool]:
         """holds() returns whether the block and its layers are unchanged since the proof, and have no hooks."""
-        own = self.block._modules
-        layers = [own.get(name) for name in (self.parts.up, self.parts.down)]
+        modules = dict(self.modules)
+        layers: list[Any] = [modules[name] for name in (self.parts.up, self.parts.down)]
         kind = Linear if self.recipe == BF16 else Float8InferenceLinear
-        if [*own.values()] != self.modules or not all(type(layer) is kind for layer in layers):
+        if submodules(self.block) != self.modules or not all(type(layer) is kind for layer in layers):
             return lambda: False
+        modules[""] = self.block
         self.parameters = tuple(layer._parameters for layer in layers)
         children = [module for module in self.block.modules() if module is not self.block]
-        items = [(vars(self.block.get_submodule(path)), name, value) for path, name, value in self.parts.attributes]
+        others = [module for module in self.block.modules() if module not in layers]
+        self.contents = [module._modules for module in others]
+        constants: list[Any] = [(vars(layer), "recipe", self.recipe) for layer in layers]
+        constants += [(vars(modules[path]), name, value) for path, name, value in self.parts.attributes]
+        for path, name, keywords in self.parts.keywords:
+            own = getattr(vars(modules[path]).get(name), "keywords", {})
+            self.contents.append(own)
+            constants += [(own, keyword, value) for keyword, value in keywords]
+            if len(own) != len(keywords):
+                return lambda: False
+        self.counts = [*map(len, self.contents)]
+        # A pickle has other objects for the same constants.
+        items = [
+            (own, name, own.get(name) if is_same(own.get(name), value) else value) for own, name, value in constants
+        ]
+        items += [(vars(module), "_modules", module._modules) for module in others]
         items += [(vars(layer), "_parameters", layer._parameters) for layer in layers]
-        items += [(vars(layer), "recipe", vars(layer).get("recipe")) for layer in layers]
         if self.recipe == BF16:
             items += [(vars(layer), "fuse_wgrad_accumulation", False) for layer in layers]
+        kinds = {path: type(module) for path, module in modules.items()} | {"": self.kind}
+        methods = [(path, name, method or getattr(kinds[path], name)) for path, name, method in self.parts.methods]
+        self.parts = replace(self.parts, methods=tuple(methods))
+        self.forwards = self.forwards or [(child, type(child), type(child).forward) for child in children]
         return self.check(
             items,
+            attributes=[(kinds[path], name, method) for path, name, method in methods],
             submodules=[(parent, *item) for parent in self.block.modules() for item in parent._modules.items()],
-            forwards=[(child, type(child), type(child).forward) for child in children],
+            forwards=self.forwards,
             hooks=[(child, name) for child in children for name in conditions.HOOKS],
         )
 
+    def still_holds(self) -> bool:
+        """`holds()` and the counts. A block that changed for a time is compared with the proof again."""
+        if self.holds() and [*map(len, self.contents)] == self.counts:
+            return True
+        vars(self).pop("holds", None)
+        return self.is_proved and self.holds()
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "parameters": ()}
+        methods = tuple((path, name, None) for path, name, _ in self.parts.methods)
+        parts = replace(self.parts, methods=methods)
+        memory = {"parameters": (), "contents": [], "counts": [], "forwards": []}
+        return {**super().__getstate__(), "parts": parts, **memory}
+
+
+def submodules(block: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    """The names and submodules of a block, nested ones too, in order."""
+    return [*block.named_modules(remove_duplicate=False)][1:]
 
 
 class FusedMLP(FusedBlock):
@@ -422,8 +464,7 @@ class FusedMLP(FusedBlock):
             or state is None
             or torch.compiler.is_compiling()
             or state.block is not self
-            or not state.holds()
-            or len(self._modules) != len(state.modules)
+            or not state.still_holds()
             or not isinstance(args[0], torch.Tensor)
             or autocast_dtype(args[0]) is not None
         ):

@@ -11,6 +11,7 @@ code and by a trace of their activation.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import inspect
 import math
@@ -19,7 +20,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -77,13 +78,19 @@ class MLPParts:
     Attributes:
       up, down: the layers.
       activation: the function between them.
-      attributes: (submodule, attribute, value) that the code of the activation reads.
+      attributes: (submodule, attribute, value) that the code of the activation reads. The value of a method, which
+        no attribute may hide, is None.
+      keywords: (submodule, attribute, keywords) of attributes that are a functools.partial.
+      methods: (submodule, method, function of its class) that the code of the block reads; "" is the block. The
+        function is None in a pickle.
     """
 
     up: str
     down: str
     activation: Pointwise
     attributes: tuple[tuple[str, str, Any], ...]
+    keywords: tuple[tuple[str, str, tuple[tuple[str, Any], ...]], ...]
+    methods: tuple[tuple[str, str, Any], ...]
 
 
 class Reference(NamedTuple):
@@ -127,10 +134,10 @@ class Pointwise:
         """The argument, and the result of each operation."""
         values: list[Any] = [x]
         for target, arguments, options in self.operations:
-            given = [values[each.position] if isinstance(each, Reference) else each for each in arguments]
+            operands = [values[each.position] if isinstance(each, Reference) else each for each in arguments]
             keywords = {name: values[each.position] if isinstance(each, Reference) else each for name, each in options}
-            function = getattr(given.pop(0), target) if isinstance(target, str) else target
-            values.append(function(*given, **keywords))
+            function = getattr(operands.pop(0), target) if isinstance(target, str) else target
+            values.append(function(*operands, **keywords))
         return values
 
 
@@ -140,8 +147,8 @@ def mlp(module: torch.nn.Module) -> MLPParts:
     Raises:
       NoProof: its code does not show that.
     """
-    attributes: dict[tuple[str, str], Any] = {}
-    graph = _trace(module, "forward", attributes)
+    reads = _Reads({}, {})
+    graph = _trace(module, "forward", reads)
     (x,) = _inputs(graph)
     down = _result(graph)
     last = _linear_argument(module, down)
@@ -156,7 +163,13 @@ def mlp(module: torch.nn.Module) -> MLPParts:
         up=str(up.target),
         down=str(down.target),
         activation=activation,
-        attributes=tuple((*names, value) for names, value in attributes.items()),
+        attributes=tuple((*names, value) for names, value in reads.attributes.items()),
+        keywords=tuple(
+            (*names, tuple(value.keywords.items()))
+            for names, value in reads.attributes.items()
+            if isinstance(value, functools.partial)
+        ),
+        methods=tuple((*names, function) for names, function in reads.methods.items()),
     )
 
 
@@ -199,7 +212,26 @@ def _pointwise(
         raise NoProof(f"no epilogue can compute the function between its layers: {error}") from error
     if (output.kind, output.dtype) != ("full", torch.float32):
         raise NoProof("the function between its layers has another shape or dtype")
+    if _changes_aliases(activation):
+        raise NoProof("it changes a value in place that it reads twice between its layers")
     return activation
+
+
+def _changes_aliases(activation: Pointwise) -> bool:
+    """Whether an operation may change a value in place that another one reads.
+
+    Which values share memory depends on dtypes: `x.float()` is x itself only for float32.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        values = activation.values(torch.ones(2, 4, device="cpu"))
+    is_in_place = any(value._version for value in values)
+    reads = [
+        position
+        for operation in activation.operations
+        for position in {*operation.arguments, *dict(operation.options).values()}
+        if isinstance(position, Reference)
+    ]
+    return is_in_place and len({*reads}) < len(reads)
 
 
 def _is_of_torch(function: Any) -> bool:
@@ -339,28 +371,46 @@ class _AttributeReads:
     def __exit__(self, *exception: object) -> None:
         self.module.__class__ = self.kind
 
-    def check(self, *, is_guarded: bool) -> dict[str, Any]:
+    def check(self, *, is_guarded: bool, path: str = "", reads: _Reads | None = None) -> None:
         """Refuses code that reads mutable attributes.
 
         Args:
           is_guarded: whether setting an attribute ends the proof.
-
-        Returns:
-          The attributes that are read and may be set, with their values.
+          path: of the module in the block.
+          reads: gets what may change.
         """
-        module, values = self.module, {}
+        module = self.module
+        methods = {"forward": self.kind.forward}
         for name in self.names - _MODULE_ATTRIBUTES:
             if name.startswith("__") or hasattr(torch.nn.Module, name):
                 continue
             if name in vars(module):
-                value = values[name] = vars(module)[name]
-                is_constant = is_guarded and (_is_immutable(value) or callable(value))
+                value = vars(module)[name]
+                is_constant = is_guarded and (_is_immutable(value) or _is_function(value, module, reads is not None))
             else:
-                is_method = callable(getattr(self.kind, name, None))
+                value, method = None, getattr(self.kind, name, None)
+                is_method = callable(method) and (reads is None or isinstance(method, FunctionType))
                 is_constant = name in module._parameters or name in module._modules or is_method
+                if is_method:
+                    methods[name] = method
             if not is_constant:
                 raise NoProof(f"its code reads the attribute {name}, which can change later")
-        return values
+            if reads is not None and (name in vars(module) or name in methods):
+                reads.attributes[path, name] = value
+        if reads is not None:
+            reads.methods.update({(path, name): method for name, method in methods.items()})
+
+
+class _Reads(NamedTuple):
+    """What code reads that may change later.
+
+    Attributes:
+      attributes: (submodule, attribute) -> value; see `MLPParts`.
+      methods: (submodule, method) -> function.
+    """
+
+    attributes: dict[tuple[str, str], Any]
+    methods: dict[tuple[str, str], Any]
 
 
 class _Silent:
@@ -379,17 +429,38 @@ def _is_immutable(value: Any) -> bool:
     return value is None or isinstance(value, (int, float, str, torch.dtype))
 
 
+def is_same(value: Any, other: Any) -> bool:
+    """Whether they are one object, or constants that are equal in all bits, as in a pickle."""
+    if value is other:
+        return True
+    # 0.0 == -0.0 and 1 == True, but their texts differ.
+    return type(value) is type(other) and _is_immutable(value) and repr(value) == repr(other)
+
+
+def _is_function(value: Any, module: torch.nn.Module, is_strict: bool) -> bool:
+    """Whether it is a function, and with `is_strict` one without a state that may change."""
+    if not is_strict:
+        return callable(value)
+    if isinstance(value, functools.partial):  # whose keywords are in `MLPParts.keywords`
+        is_constant = all(map(_is_immutable, (*value.args, *value.keywords.values())))
+        return is_constant and _is_function(value.func, module, is_strict)
+    if isinstance(value, MethodType):
+        return value.__self__ is module
+    is_builtin = isinstance(value, BuiltinFunctionType)
+    return is_builtin or (isinstance(value, FunctionType) and not value.__closure__)
+
+
 class _Tracer(torch.fx.Tracer):
     """Follows the code of a module down to torch.nn's own submodules.
 
     Args:
       method: of the module.
-      attributes: gets what the code of submodules reads, (submodule, attribute) -> value; None refuses such code.
+      reads: gets what the code of submodules reads; None refuses submodules that read attributes.
     """
 
-    def __init__(self, method: str, attributes: dict[tuple[str, str], Any] | None = None) -> None:
+    def __init__(self, method: str, reads: _Reads | None = None) -> None:
         super().__init__()
-        self.attributes = attributes
+        self.reads = reads
         self.traced_func_name = method
         self.proxy_buffer_attributes = True  # or a trace would change them
         self.proxies: list[torch.fx.Proxy] = []
@@ -400,13 +471,14 @@ class _Tracer(torch.fx.Tracer):
     def call_module(self, module: torch.nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         _check_call(module)
         if self.is_leaf_module(module, ""):
+            if type(module) is torch.nn.SiLU and self.reads is not None:
+                path = self.path_of_module(module)
+                self.reads.attributes[path, "inplace"] = module.inplace
+                self.reads.methods[path, "forward"] = torch.nn.SiLU.forward
             return super().call_module(module, forward, args, kwargs)
         with _AttributeReads(module) as reads:
             result = super().call_module(module, forward, args, kwargs)
-        values = reads.check(is_guarded=self.attributes is not None)
-        if self.attributes is not None:
-            path = self.path_of_module(module)
-            self.attributes.update({(path, name): value for name, value in values.items()})
+        reads.check(is_guarded=self.reads is not None, path=self.path_of_module(module), reads=self.reads)
         return result
 
     def proxy(self, node: torch.fx.Node) -> torch.fx.Proxy:
@@ -428,10 +500,8 @@ class _Weight(torch.fx.Proxy):
         self.dtype = dtype
 
 
-def _trace(
-    module: torch.nn.Module, method: str, attributes: dict[tuple[str, str], Any] | None = None
-) -> torch.fx.Graph:
-    """The operations of a call, if they do not depend on the mode. `attributes` is that of `_Tracer`."""
+def _trace(module: torch.nn.Module, method: str, reads: _Reads | None = None) -> torch.fx.Graph:
+    """The operations of a call, if they do not depend on the mode. `reads` is that of `_Tracer`."""
     _check_call(module)
     graphs = []
     for is_training in (False, True):
@@ -439,21 +509,21 @@ def _trace(
             with _snapshot(module), mode(), _without_autocast():
                 for part in module.modules():
                     part.training = is_training
-                with _AttributeReads(module) as reads:
+                with _AttributeReads(module) as own_reads:
                     try:
-                        graphs.append(_graph(module, method, attributes))
+                        graphs.append(_graph(module, method, reads))
                     except NoProof:
                         raise
                     except Exception as error:  # code of other packages may raise anything for a proxy
                         raise NoProof(f"its code cannot be traced ({type(error).__name__})") from error
-                reads.check(is_guarded=True)
+                own_reads.check(is_guarded=True, reads=reads)
     if len({str(graph) for graph in graphs}) > 1:
         raise NoProof("what it computes depends on its mode, like a dropout")
     return graphs[0]
 
 
-def _graph(module: torch.nn.Module, method: str, attributes: dict[tuple[str, str], Any] | None) -> torch.fx.Graph:
-    tracer = _Tracer(method, attributes)
+def _graph(module: torch.nn.Module, method: str, reads: _Reads | None) -> torch.fx.Graph:
+    tracer = _Tracer(method, reads)
     graph = tracer.trace(module)
     if any(vars(proxy).keys() - _PROXY_ATTRIBUTES for proxy in tracer.proxies):
         raise NoProof("its code sets attributes of tensors")
@@ -552,7 +622,7 @@ def operations(module: torch.nn.Module) -> list[str] | None:
     """The names of the tensor operations in the module's trace; None for torch.nn.RMSNorm, which has no trace."""
     if type(module) is torch.nn.RMSNorm:
         return None
-    names = [_name_in_call(module, node) for node in _Tracer("forward", {}).trace(module).nodes]
+    names = [_name_in_call(module, node) for node in _Tracer("forward", _Reads({}, {})).trace(module).nodes]
     return sorted(name for name in names if name is not None)
 
 
