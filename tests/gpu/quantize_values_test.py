@@ -141,9 +141,9 @@ def test_silu_times_up_is_quantized_by_blocks_as_float64_has_it(on, device, m, k
         padded = torch.nn.functional.pad(exact, (0, -k % layout.BLOCK))
         wanted = padded.unflatten(1, (-1, layout.BLOCK)).abs().amax(2) / 448
         assert ((scale >= 0.99 * wanted) & (scale <= (2.02 if power_of_two else 1.01) * wanted)).all()
-        of_elements = scale.repeat_interleave(layout.BLOCK, 1)[:, :k]
-        error = (values.double() * of_elements - exact).abs()
-        assert (error <= (2**-4 + 2**-7) * exact.abs() + 2**-10 * 1.01 * of_elements).all()
+        scales = scale.repeat_interleave(layout.BLOCK, 1)[:, :k]
+        error = (values.double() * scales - exact).abs()
+        assert (error <= (2**-4 + 2**-7) * exact.abs() + 2**-10 * 1.01 * scales).all()
 
 
 @pytest.mark.parametrize("k", [16, 2048, 4112, 14336, 28672])

@@ -220,6 +220,6 @@ def _are_aligned(*factors: torch.Tensor) -> bool:
 
 
 def _store(y: torch.Tensor, power_of_two: bool, y8: torch.Tensor, scale: torch.Tensor, *, scales: str = "row") -> None:
-    values, found = reference.quantize(y, scales, _DTYPE, power_of_two)
+    values, exact_scale = reference.quantize(y, scales, _DTYPE, power_of_two)
     y8.copy_(values)
-    scale.copy_(found)
+    scale.copy_(exact_scale)
