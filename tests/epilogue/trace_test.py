@@ -141,6 +141,7 @@ def test_shapes_and_dtypes_are_torchs(function, dtypes, shapes):
         (lambda acc: acc + torch.ones(M, N), "inputs="),
         (lambda acc: functional.dropout(acc, 0.5), "compute it after the call"),
         (lambda acc: [acc.view_as(acc), acc.mul_(2)][0], "a value that has views, but mul_"),
+        (lambda acc: torch.mul(acc, 2, out=acc), "aten::mul.out"),
         (lambda acc: acc.detach().mul_(2) + acc, "a value that has views, but mul_"),
         (lambda acc: [acc[..., ::2], torch.relu_(acc)][0], "a value that has views, but relu_"),
         (lambda acc: [acc[..., ::2].mul_(2), acc][1], "a value that has views, but mul_"),

@@ -156,6 +156,8 @@ class _Frames:
         first = next(iter(arguments.values()), None)
         if name.endswith("_") and not name.startswith("_") and function._schema.is_mutable:
             return self._in_place(name, args, kwargs)
+        if function._schema.is_mutable:  # with out=
+            self._refuse(f"{name}.{function._overloadname}")
         if name in _FILLED or name == "full_like":
             value: Any = _FILLED.get(name, arguments.get("fill_value"))
             like = next(one for one in arguments.values() if isinstance(one, _Traced))
