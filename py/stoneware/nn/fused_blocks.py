@@ -444,7 +444,7 @@ class MLPState(State):
     def __getstate__(self) -> dict[str, Any]:
         methods = tuple((path, name, None) for path, name, _ in self.parts.methods)
         parts = replace(self.parts, methods=methods)
-        memory = {"parameters": (), "contents": [], "counts": [], "forwards": []}
+        memory: dict[str, Any] = {"parameters": (), "contents": [], "counts": [], "forwards": []}
         return {**super().__getstate__(), "parts": parts, **memory}
 
 

@@ -380,7 +380,7 @@ class _AttributeReads:
           reads: gets what may change.
         """
         module = self.module
-        methods = {"forward": self.kind.forward}
+        methods: dict[str, Any] = {"forward": self.kind.forward}
         for name in self.names - _MODULE_ATTRIBUTES:
             if name.startswith("__") or hasattr(torch.nn.Module, name):
                 continue
