@@ -110,55 +110,41 @@ _BLOCK_SCALES = [
     ((256, 128), 4, 2),
 ]
 
-# The dtypes that have tiles of the next two lists.
-_FITTED_DTYPES = [("matmul", "bf16"), ("scaled_mm", "e4m3")]
-
-# Up to eight blocks share the k of a tile, where k is long and m and n have few tiles. Tiles can then be larger,
-# and operands are read from L2 less often: by op, (m, n) of the tile, stages, and whether operands are swapped.
-_EIGHT_SPLITS = {
+# Clusters, where operands are to be read from L2 less often: for a short n, a long k, or rows that begin within a
+# line of L2. Blocks along the tile's m and n load operands for each other, and blocks may share k, where m and n have
+# few tiles. By op, (m, n) of the tile, stages, whether operands are swapped, blocks along m and n, and up to how many
+# of each share k.
+_CLUSTERS = {
     "matmul": [
-        ((64, 64), 12, True),
-        ((64, 128), 8, True),
-        ((128, 96), 7, False),
-        ((128, 128), 6, False),
-        ((192, 128), 4, False),
+        ((64, 64), 12, True, (1, 1), 8),
+        ((64, 128), 8, True, (1, 1), 8),
+        ((128, 96), 7, False, (1, 1), 8),
+        ((128, 128), 6, False, (1, 1), 8),
+        ((192, 128), 4, False, (1, 1), 8),
+        ((128, 96), 7, False, (1, 2), 4),
+        ((128, 128), 6, False, (2, 1), 4),
+        ((128, 96), 7, False, (1, 4), 1),
+        ((128, 128), 6, False, (1, 2), 1),
+        ((192, 96), 5, False, (1, 2), 1),
+        ((192, 96), 5, False, (1, 4), 1),
+        ((192, 128), 4, False, (1, 2), 1),
+        ((256, 128), 4, False, (1, 2), 1),
+        ((128, 256), 4, False, (2, 1), 1),
+        ((128, 192), 5, False, (2, 2), 1),
+        ((128, 80), 7, True, (2, 2), 1),
+        ((128, 160), 4, True, (2, 2), 1),
+        ((256, 120), 4, True, (1, 2), 1),
+        ((256, 152), 4, True, (1, 2), 1),
     ],
     "scaled_mm": [
-        ((128, 128), 6, False),
-        ((192, 128), 4, False),
+        ((128, 128), 6, False, (1, 1), 8),
+        ((192, 128), 4, False, (1, 1), 8),
+        ((128, 128), 6, False, (1, 2), 1),
+        ((128, 128), 6, False, (1, 4), 1),
+        ((192, 176), 4, False, (1, 2), 1),
+        ((256, 128), 4, False, (1, 2), 1),
     ],
 }
-
-# Blocks of a cluster load operands for each other, where L2 is the limit: a short n, or rows that begin within a
-# line of L2. By op, (m, n) of the tile, stages, whether operands are swapped, and blocks along the tile's m and n.
-_MULTICAST = {
-    "matmul": [
-        ((128, 96), 7, False, (1, 4)),
-        ((128, 128), 6, False, (1, 2)),
-        ((192, 96), 5, False, (1, 2)),
-        ((192, 96), 5, False, (1, 4)),
-        ((192, 128), 4, False, (1, 2)),
-        ((256, 128), 4, False, (1, 2)),
-        ((128, 256), 4, False, (2, 1)),
-        ((128, 192), 5, False, (2, 2)),
-        ((128, 80), 7, True, (2, 2)),
-        ((128, 160), 4, True, (2, 2)),
-        ((256, 120), 4, True, (1, 2)),
-        ((256, 152), 4, True, (1, 2)),
-    ],
-    "scaled_mm": [
-        ((128, 128), 6, False, (1, 2)),
-        ((128, 128), 6, False, (1, 4)),
-        ((192, 176), 4, False, (1, 2)),
-        ((256, 128), 4, False, (1, 2)),
-    ],
-}
-
-# Blocks do both, in bf16: (m, n) of the tile, stages, and blocks along m and n. Four such clusters share k.
-_MULTICAST_SPLITS = [
-    ((128, 96), 7, (1, 2)),
-    ((128, 128), 6, (2, 1)),
-]
 
 # Slow accumulation: (m, n) of the tile, and stages.
 _SLOW = [
@@ -323,16 +309,19 @@ PERSISTENT_MM_SM90 = [
     for dtype in ["bf16", "fp16"]
     for tile, stages, swap_ab, shares in _FITTED_16_BIT
 ] + [
-    _fitted_config(op, dtype, "bf16", tile, stages, swap_ab, "columns", max_splits = 8)
-    for op, dtype in _FITTED_DTYPES
-    for tile, stages, swap_ab in _EIGHT_SPLITS[op]
-] + [
-    _fitted_config(op, dtype, "bf16", tile, stages, swap_ab, cluster = blocks + (1,))
-    for op, dtype in _FITTED_DTYPES
-    for tile, stages, swap_ab, blocks in _MULTICAST[op]
-] + [
-    _fitted_config("matmul", "bf16", "bf16", tile, stages, False, "columns", cluster = blocks + (1,))
-    for tile, stages, blocks in _MULTICAST_SPLITS
+    _fitted_config(
+        op,
+        dtype,
+        "bf16",
+        tile,
+        stages,
+        swap_ab,
+        shares = "warps" if splits == 1 else "columns",
+        max_splits = splits,
+        cluster = blocks + (1,),
+    )
+    for op, dtype in [("matmul", "bf16"), ("scaled_mm", "e4m3")]
+    for tile, stages, swap_ab, blocks, splits in _CLUSTERS[op]
 ]
 
 # fp8 with slow accumulation, by CUTLASS: for few rows and for results in fp32. The rest is PERSISTENT_MM_SM90's.

@@ -183,8 +183,13 @@ def _rules(config):
     ))
     return rules
 
+def _blocks(config):
+    """The blocks of a cluster along m and n of the result."""
+    along_rows, along_columns, _ = config.cluster
+    return (along_columns, along_rows) if config.swap_ab else (along_rows, along_columns)
+
 def _cluster_rules(config):
-    along_m, along_n = config.cluster[1 if config.swap_ab else 0], config.cluster[0 if config.swap_ab else 1]
+    along_m, along_n = _blocks(config)
     is_one_block = along_m * along_n == 1
     return cluster_rules(config.cluster, config.max_splits) + [
         (
@@ -349,6 +354,7 @@ def _columns(config):
     return "columns" if config.max_splits == _MAX_COLUMN_SPLITS else "columns{}".format(config.max_splits)
 
 def _kernel(config):
+    along_m, along_n = _blocks(config)
     schedule = "splitk" if config.max_splits > 1 else "persistent"
     json_fields = {
         "accumulation": config.accumulation,
@@ -388,8 +394,8 @@ def _kernel(config):
         swap_ab = config.swap_ab,
         constants = {
             "kBlockScales": config.block_scales,
-            "kBlocksAlongM": config.cluster[1 if config.swap_ab else 0],
-            "kBlocksAlongN": config.cluster[0 if config.swap_ab else 1],
+            "kBlocksAlongM": along_m,
+            "kBlocksAlongN": along_n,
             "kFullTiles": config.full_tiles,
             "kGroups": _has_groups(config),
             "kMaxSplits": config.max_splits,
