@@ -90,24 +90,24 @@ _FITTED_16_BIT = [
     ((192, 144), 4, False, "columns"),
 ]
 
-# Block scales above some 64 rows: (m, n) of the tile, stages, and blocks of a cluster along n; a tile has
-# a warp group for each 64 of 128 or 192 rows, and two for 256. Chosen from 64 to 256 rows, widths in steps of
+# Block scales above some 64 rows: (m, n) of the tile, stages, blocks of a cluster along n, and dtypes of the result; a
+# tile has a warp group for each 64 of 128 or 192 rows, and two for 256. Chosen from 64 to 256 rows, widths in steps of
 # 16, operands swapped as well, and one or two blocks (docs/design/persistent_mm_sm90.md).
 _BLOCK_SCALES = [
-    ((128, 64), 8, 1),
-    ((128, 80), 7, 1),
-    ((128, 96), 7, 1),
-    ((128, 112), 6, 1),
-    ((128, 128), 6, 1),
-    ((128, 160), 5, 1),
-    ((128, 192), 5, 1),
-    ((128, 192), 4, 2),
-    ((192, 96), 5, 1),
-    ((192, 112), 5, 1),
-    ((256, 96), 3, 1),
-    ((256, 112), 4, 1),
-    ((256, 128), 3, 1),
-    ((256, 128), 4, 2),
+    ((128, 64), 8, 1, ["bf16", "fp16"]),
+    ((128, 80), 7, 1, ["bf16"]),
+    ((128, 96), 7, 1, ["bf16", "fp16"]),
+    ((128, 112), 6, 1, ["bf16"]),
+    ((128, 128), 6, 1, ["bf16", "fp16"]),
+    ((128, 160), 5, 1, ["bf16"]),
+    ((128, 192), 5, 1, ["bf16", "fp16"]),
+    ((128, 192), 4, 2, ["bf16"]),
+    ((192, 96), 5, 1, ["bf16"]),
+    ((192, 112), 5, 1, ["bf16", "fp16"]),
+    ((256, 96), 3, 1, ["bf16"]),
+    ((256, 112), 4, 1, ["bf16"]),
+    ((256, 128), 3, 1, ["bf16"]),
+    ((256, 128), 4, 2, ["bf16", "fp16"]),
 ]
 
 # Clusters, where operands are to be read from L2 less often: for a short n, a long k, or rows that begin within a
@@ -235,18 +235,19 @@ PERSISTENT_MM_SM90 = [
     persistent_mm_config(
         op = "scaled_mm",
         dtype = "e4m3",
-        out = "bf16",
+        out = out,
         tile = tile,
         stages = stages,
         block_scales = True,
     )
-    for tile, stages in [
-        ((64, 16, 256), 5),
-        ((64, 16, 512), 5),
-        ((64, 32, 512), 4),
-        ((64, 64, 512), 3),
-        ((64, 96, 256), 5),
+    for tile, stages, outs in [
+        ((64, 16, 256), 5, ["bf16", "fp16"]),
+        ((64, 16, 512), 5, ["bf16", "fp16"]),
+        ((64, 32, 512), 4, ["bf16", "fp16"]),
+        ((64, 64, 512), 3, ["bf16", "fp16"]),
+        ((64, 96, 256), 5, ["bf16"]),
     ]
+    for out in outs
 ] + [
     persistent_mm_config(
         op = "scaled_mm",
@@ -266,14 +267,15 @@ PERSISTENT_MM_SM90 = [
     _fitted_config(
         "scaled_mm",
         "e4m3",
-        "bf16",
+        out,
         tile,
         stages,
         swap_ab = False,
         block_scales = True,
         cluster = (1, along_n, 1),
     )
-    for tile, stages, along_n in _BLOCK_SCALES
+    for tile, stages, along_n, outs in _BLOCK_SCALES
+    for out in outs
 ] + [
     # Gradients, whose sums are long.
     _fitted_config(
