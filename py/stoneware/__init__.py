@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from stoneware import distributed, errors, inductor, nn, tile
     from stoneware.explanation import explain
     from stoneware.installation import info
+    from stoneware.ops.dropout import dropout
     from stoneware.ops.fused import prepare
     from stoneware.ops.grouped_mm.api import grouped_mm
     from stoneware.ops.matmul.api import matmul
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         "autotune",
         "batch_invariant",
         "distributed",
+        "dropout",
         "errors",
         "explain",
         "grouped_mm",
@@ -66,6 +68,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "autotune": "stoneware.triton_autotune.decorator",
     "batch_invariant": "stoneware.tuning.context",
+    "dropout": "stoneware.ops.dropout",
     "explain": "stoneware.explanation",
     "info": "stoneware.installation",
     "prepare": "stoneware.ops.fused",

@@ -59,6 +59,30 @@ class Half(NamedTuple):
     parity: int
 
 
+class Element(NamedTuple):
+    """An int64 of an input: what its address plus `offset` elements has."""
+
+    input: int
+    offset: int
+
+
+class Dropout(NamedTuple):
+    """The dropout of a value (philox.h).
+
+    Attributes:
+      value: the node.
+      p: probability that an element is dropped.
+      seed, offset: int64 numbers or elements.
+      dtype: of the result, to which it is rounded.
+    """
+
+    value: Any
+    p: float
+    seed: int | Element
+    offset: int | Element
+    dtype: torch.dtype
+
+
 class Output(NamedTuple):
     """A result of the epilogue.
 
@@ -138,7 +162,7 @@ def loads(expression: Expression) -> list[Load]:
         elif isinstance(node, Apply):
             for _, argument in node.arguments:
                 visit(argument)
-        elif isinstance(node, Half):
+        elif isinstance(node, (Half, Dropout)):
             visit(node.value)
 
     for output in expression.outputs:

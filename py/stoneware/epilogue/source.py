@@ -6,14 +6,28 @@ addresses are parameters. So one linked kernel serves every shape.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from stoneware.epilogue import arithmetic
-from stoneware.epilogue.expression import Acc, Apply, Constant, Expression, Half, Load, Output, UnfusableError, loads
+from stoneware.epilogue import arithmetic, philox
+from stoneware.epilogue.expression import (
+    Acc,
+    Apply,
+    Constant,
+    Dropout,
+    Element,
+    Expression,
+    Half,
+    Load,
+    Output,
+    UnfusableError,
+    loads,
+)
 
 PARAMETER_BYTES = 512
 """EpilogueParams::kBytes of cc/gemm/epilogue_sm90.h."""
@@ -71,6 +85,8 @@ class _Writer:
         self._names: dict[tuple[Any, str], str] = {}  # (a load, or the id of a node; frame) -> variable
         self._variables: dict[str, str] = {}  # what a variable has -> the variable
         self._slots: dict[Load, str] = {}  # arguments of its load
+        self._random: dict[tuple[Any, Any, bool], str] = {}  # (seed, offset, whether of halves) -> variable
+        self._integers: dict[Any, str] = {}  # seed or offset -> text
         self._parameters = bytearray()
         self._inputs: list[tuple[int, int]] = []
         self._outputs: list[tuple[int, int]] = []
@@ -106,6 +122,7 @@ class _Writer:
         ]
         body = "".join(f"  {line}\n" for line in self._lines)
         text = (
+            f"{_philox() if self._random else ''}"
             'extern "C" __device__ float2 stoneware_epilogue(float2 acc, EpiloguePair pair, '
             "EpilogueState* state, const EpilogueParams* params) {\n"
             f"  const Place at(pair);\n{body}  return {returned};\n}}\n\n"
@@ -164,6 +181,8 @@ class _Writer:
                 self._load(node, frame)
             elif isinstance(node, Half):
                 self._half(node)
+            elif isinstance(node, Dropout):
+                self._dropout(node, frame)
             else:
                 self._apply(node, frame)
         return self._names[key]
@@ -211,6 +230,39 @@ class _Writer:
         both = self._variable("float2", f"EvenAndOdd(at, {values})")
         self._names[id(node), "h"] = f"{both}.{'xy'[node.parity]}"
 
+    def _dropout(self, node: Dropout, frame: str) -> None:
+        bits = self._random_bits(node, is_half=frame == "h")
+        word = bits if frame == "h" else f"{bits}.{frame}"
+        kept = f"__fmul_rn({self._value(node.value, frame)}, {_literal(philox.scale(node.p))})"
+        text = _rounded(f"({word} < {philox.threshold(node.p)}u ? 0.0f : {kept})", node.dtype)
+        self._names[id(node), frame] = self._variable("float", text)
+
+    def _random_bits(self, node: Dropout, *, is_half: bool) -> str:
+        """The variable with the random bits of both values, or of their half."""
+        key = node.seed, node.offset, is_half
+        if key not in self._random:
+            arguments = f"{self._integer(node.seed)}, {self._integer(node.offset)}"
+            if is_half:
+                text = f"RandomWord({arguments}, at.half_m, at.half_n)"
+            elif words := self._words():
+                text = f"RandomOfFragment(at, {words}, {arguments})"
+            else:
+                text = f"RandomOfPair(at, {arguments})"
+            self._random[key] = self._variable("unsigned" if is_half else "uint2", text)
+        return self._random[key]
+
+    def _integer(self, value: int | Element) -> str:
+        """A seed or an offset: a parameter, since it changes from call to call."""
+        if value not in self._integers:
+            if isinstance(value, Element):
+                address = self._add_address(self._inputs, value.input, value.offset * _WORD)
+                text = f"__ldg(Parameter<const unsigned long long*>(params, {address}))"
+                self._integers[value] = self._variable("unsigned long long", text)
+            else:
+                self._integers[value] = f"Parameter<unsigned long long>(params, {len(self._parameters)})"
+                self._parameters += struct.pack("<q", value)
+        return self._integers[value]
+
     def _apply(self, node: Apply, frame: str) -> None:
         arguments = {
             key: self._value(value, frame) if isinstance(value, tuple) else value for key, value in node.arguments
@@ -221,9 +273,19 @@ class _Writer:
         is_bool = node.dtype == torch.bool
         if is_bool and node.operator == "_to_copy":
             text = f"Truth({text})"
-        elif node.dtype not in (torch.float32, torch.bool):
-            text = f"Rounded<{_DTYPES[node.dtype]}>({text})"
+        elif not is_bool:
+            text = _rounded(text, node.dtype)
         self._names[id(node), frame] = self._variable("bool" if is_bool else "float", text)
+
+
+def _rounded(text: str, dtype: torch.dtype) -> str:
+    return text if dtype == torch.float32 else f"Rounded<{_DTYPES[dtype]}>({text})"
+
+
+@functools.cache
+def _philox() -> str:
+    """The device code of dropout, which other epilogues do without: what the wheel has linked does not depend on it."""
+    return (Path(__file__).parent / "philox.h").read_text(encoding="ascii") + "\n"
 
 
 def _literal(value: float) -> str:

@@ -16,7 +16,18 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stoneware.epilogue import arithmetic
-from stoneware.epilogue.expression import Acc, Apply, Constant, Expression, Half, Load, Output, load_of
+from stoneware.epilogue.expression import (
+    Acc,
+    Apply,
+    Constant,
+    Dropout,
+    Element,
+    Expression,
+    Half,
+    Load,
+    Output,
+    load_of,
+)
 from stoneware.errors import UnsupportedError, quoted
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.bool)
@@ -47,6 +58,11 @@ _VIEWS = frozenset(
 _COMMUTATIVE = frozenset({"add", "mul"})
 
 _FILLED = {"zeros_like": 0.0, "ones_like": 1.0}
+
+_DROPOUT = "stoneware::dropout"
+
+_RANDOM = frozenset({"bernoulli", "empty_like", "native_dropout", "rand_like", "randn_like", "randint_like"})
+"""Operators of random values, which `sw.dropout` replaces; torch's dropout begins with empty_like."""
 
 
 class _View:
@@ -154,6 +170,8 @@ class _Frames:
         name = function._schema.name.split("::")[1]
         arguments = _bound(function, args, kwargs)
         first = next(iter(arguments.values()), None)
+        if function._schema.name == _DROPOUT:
+            return self._dropout(**arguments)
         if name.endswith("_") and not name.startswith("_") and function._schema.is_mutable:
             return self._in_place(name, args, kwargs)
         if function._schema.is_mutable:  # with out=
@@ -289,6 +307,30 @@ class _Frames:
         of_rows = (*shape[:-1], 1) if arguments.get("keepdim") else shape[:-1]
         return _Traced(torch.empty(of_rows, dtype=torch.float32, device="meta"), node, self)
 
+    def _dropout(self, x: Any, seed_tensor: Any, offset_tensor: Any, p: float, seed: int, offset: int) -> _Traced:
+        """`sw.dropout` has checked p, and the types of seed and offset."""
+        value = self._node("dropout", x)
+        _check_dtype("x of dropout", x.dtype)
+        if tuple(x.shape) not in (self.full, self.half):
+            raise UnsupportedError(
+                f"dropout in an epilogue must get a value of the result's shape {list(self.full)}, or {list(self.half)} "
+                f"for pairs of columns, but gets {list(x.shape)}; expand it, or drop before the call"
+            )
+        numbers = [
+            number if tensor is None else self._element(name, tensor)
+            for name, tensor, number in (("seed", seed_tensor, seed), ("offset", offset_tensor, offset))
+        ]
+        meta = torch.empty(x.shape, dtype=x.dtype, device="meta")
+        return _Traced(meta, Dropout(value, p, numbers[0], numbers[1], x.dtype), self)
+
+    def _element(self, name: str, tensor: torch.Tensor) -> Element:
+        if not isinstance(tensor, _Traced) or not isinstance(tensor.node, _View):
+            raise UnsupportedError(
+                f"{name} of dropout in an epilogue must be an int or one of its arguments, but is another tensor; pass "
+                "it in inputs="
+            )
+        return Element(tensor.node.index, int(tensor.meta.storage_offset()))
+
     def _in_place(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> _Traced:
         target, *others = args
         base = name[:-1]
@@ -308,6 +350,11 @@ class _Frames:
         return target
 
     def _refuse(self, name: str) -> NoReturn:
+        if name.rstrip("_") in _RANDOM:
+            raise UnsupportedError(
+                f"an epilogue must not use torch's random numbers or its dropout, but uses aten::{name}; use "
+                "sw.dropout(x, p, seed)"
+            )
         raise UnsupportedError(
             f"an epilogue must compute each element by itself, with operators that Stoneware can write in CUDA C++, "
             f"but uses aten::{name}; compute it after the call. Known are {', '.join(sorted(arithmetic.NAMES))}, amax "
