@@ -13,6 +13,7 @@ import stoneware as sw
 from stoneware.epilogue import link, philox, source, trace
 from stoneware.errors import UnsupportedError
 from stoneware.linking import toolchain
+from stoneware.ops import dropout_kernel
 
 M, N, K = 24, 64, 32
 SEED, OFFSET = 0x123456789ABCDEF, 2**40 + 5
@@ -217,6 +218,15 @@ def written(function, *inputs):
 def test_dropout_compiles_for_the_device(function):
     text = written(function, torch.zeros(1, dtype=torch.int64)).text
     assert toolchain.compile_lto_ir(link.device_code() + text, arch="sm_90a")
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120"])
+def test_the_kernel_outside_of_epilogues_compiles_and_is_kept(arch, cache, monkeypatch):
+    cubin = dropout_kernel.cubin(arch)
+    assert all(f"stoneware_dropout_{dtype}".encode() in cubin for dtype in ("float32", "bfloat16", "float16"))
+    assert len(list((cache / "linked").iterdir())) == 1
+    monkeypatch.setattr(toolchain, "compile_lto_ir", lambda *_, **__: pytest.fail("compiled again"))
+    assert dropout_kernel.cubin(arch) == cubin
 
 
 def test_one_text_serves_all_seeds_and_others_have_no_device_code_of_dropout():

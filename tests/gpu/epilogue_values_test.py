@@ -8,14 +8,18 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import fitting_kernels
 import pytest
 import torch
 from torch.nn import functional
 
 import stoneware as sw
 from stoneware.epilogue import linked
+from stoneware.kernels import manifest
+from stoneware.kernels.config import Config
+from stoneware.kernels.manifest import KernelRecord
 from stoneware.measuring import operands
-from stoneware.ops import APIS, fused
+from stoneware.ops import APIS, dropout_kernel, fused
 from stoneware.specs import spec_of
 
 PROBLEMS = {
@@ -86,18 +90,26 @@ def as_tuple(results: Any) -> tuple[torch.Tensor, ...]:
     return results if isinstance(results, tuple) else (results,)
 
 
+def fused_calls(
+    op: str, function: Function, inputs: tuple[torch.Tensor, ...], tensors: list[Any], config: Config | None = None
+) -> Any:
+    """The calls of an op with an epilogue, which is linked and fused."""
+    plans = importlib.import_module(APIS[op])._PLANS
+    objects = {"matmul": (None,), "scaled_mm": (torch.bfloat16, True), "grouped_mm": (None,)}[op]
+    with sw.tuning("on_miss"):
+        calls = fused.calls_of(plans, function, inputs, tensors, (*objects, None, config))
+        assert hasattr(calls.plan(*tensors, *inputs), "native_launch"), "it must be fused"
+    return calls
+
+
 def check(
     op: str, kind: str, shape: tuple[int, int, int], function: Function, inputs: tuple[torch.Tensor, ...]
 ) -> None:
     """Compares a call that is fused with float64."""
     drawn = operands.make(problem(op, kind, shape), "cuda")
     tensors = [drawn.tensors[name] for name in spec_of(op).inputs]
-    plans = importlib.import_module(APIS[op])._PLANS
-    objects = {"matmul": (None,), "scaled_mm": (torch.bfloat16, True), "grouped_mm": (None,)}[op]
-    objects = (*objects, None, None)
+    calls = fused_calls(op, function, inputs, tensors)
     with sw.tuning("on_miss"):
-        calls = fused.calls_of(plans, function, inputs, tensors, objects)
-        assert hasattr(calls.plan(*tensors, *inputs), "native_launch"), "it must be fused"
         poison()
         results = calls.call(*tensors, *inputs)
     acc = operands.of_op(op).reference(drawn)
@@ -245,3 +257,112 @@ def test_a_cuda_graph_replays_a_fused_call() -> None:
     amax.zero_()
     graph.replay()
     assert torch.equal(result, expected) and torch.equal(amax, expected_amax)
+
+
+OFFSET = 2**40 + 5
+
+
+def masks(acc: torch.Tensor, seed: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Dropouts of ones: of all elements, of pairs of columns, and of all with numbers as seed and offset."""
+    one = acc * 0 + 1
+    pairs = one[..., ::2] * one[..., 1::2]
+    return sw.dropout(one, 0.3, seed, OFFSET), sw.dropout(pairs, 0.5, 7, seed), sw.dropout(one, 0.1, -5)
+
+
+def of_ones(m: int, n: int, seed: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The same on the CPU."""
+    return tuple(mask.bfloat16().cuda() for mask in masks(torch.ones(m, n), seed.cpu()))
+
+
+def open_kernels() -> list[KernelRecord]:
+    """The open kernels of calls with default arguments, and of fp16."""
+    opened = manifest.packaged().open
+    kernels = [kernel for op in PROBLEMS for kernel in fitting_kernels.of(op) if kernel.id in opened]
+    return [
+        kernel
+        for kernel in kernels
+        if kernel.op != "scaled_mm"
+        or (kernel.config["a"], kernel.config["out"], kernel.config["accumulation"]) == ("e4m3", "bf16", "fast")
+    ]
+
+
+@pytest.mark.parametrize("kernel", open_kernels(), ids=fitting_kernels.kernel_id)
+def test_dropout_has_the_same_bits_in_every_kernel_and_split(kernel: KernelRecord) -> None:
+    seed = torch.tensor([random.getrandbits(62)], device="cuda")
+    options: dict[str, Any] = {"scales": "block"} if kernel.config.get("scales") == "block" else {}
+    if kernel.op == "scaled_mm":
+        options = {"scales": options.get("scales", "row")}
+    else:
+        options["dtype"] = kernel.config["a"]
+    if kernel.op == "grouped_mm":
+        options["num_groups"] = 5
+    for m, n, k in ((300, 1040, 1024), (37, 528, 1024)):
+        drawn = operands.make(spec_of(kernel.op).make_problem(m=m, n=n, k=k, **options), "cuda")
+        tensors = [drawn.tensors[name] for name in spec_of(kernel.op).inputs]
+        rows = m if kernel.op != "grouped_mm" else int(drawn.tensors["offs"][-1])
+        for splits in (1, *[each for _, each in fitting_kernels.with_splits([kernel], k)]):
+            calls = fused_calls(kernel.op, masks, (seed,), tensors, fitting_kernels.config(kernel, splits))
+            poison()
+            results = calls.call(*tensors, seed)
+            for position, (result, wanted) in enumerate(zip(results, of_ones(m, n, seed))):
+                wrong = (result[:rows] != wanted[:rows].to(result.dtype)).nonzero()
+                assert not len(wrong), f"result {position}, splits {splits}, {len(wrong)} elements, first {wrong[:4]}"
+
+
+@pytest.mark.parametrize("has_kernel", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_dropout_outside_of_an_epilogue_has_the_bits_of_the_cpu(
+    dtype: torch.dtype, has_kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if has_kernel:
+        assert dropout_kernel.run(torch.ones(4, 4, device="cuda"), 0.5, 1, 0) is not None
+    else:
+        monkeypatch.setattr(dropout_kernel, "run", lambda *_: None)
+    seed = torch.tensor(random.getrandbits(63) - 2**62)
+    wide = torch.randn(1000, 528).to(dtype)
+    for x in (wide, wide[:37, :45], wide[:, 1:], wide.t(), wide[:, :1], wide[0], wide.view(10, 100, 528), wide[:0]):
+        expected = sw.dropout(x, 0.3, seed, OFFSET)
+        on_gpu = wide.cuda().as_strided(x.shape, x.stride(), x.storage_offset())
+        poison()
+        found = sw.dropout(on_gpu, 0.3, seed.cuda(), OFFSET)
+        assert found.dtype == dtype and torch.equal(found.cpu(), expected)
+        assert torch.equal(sw.dropout(on_gpu, 0.3, int(seed), torch.tensor([OFFSET], device="cuda")), found)
+
+
+def test_a_cuda_graph_drops_by_the_seed_of_each_replay() -> None:
+    a, w, seed = normal(64, 512), normal(528, 512), torch.tensor([1], device="cuda")
+
+    def call() -> tuple[torch.Tensor, torch.Tensor]:
+        fused_one = sw.matmul(a, w.t(), epilogue=lambda acc, s: sw.dropout(acc * 0 + 1, 0.3, s), inputs=(seed,))
+        return fused_one, sw.dropout(torch.ones(64, 528, device="cuda", dtype=torch.bfloat16), 0.3, seed)
+
+    call()
+    assert linked.wait(60)
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = call()
+    for step in range(3):
+        seed.fill_(step - 1)
+        graph.replay()
+        expected = sw.dropout(torch.ones(64, 528), 0.3, step - 1).bfloat16()
+        assert all(torch.equal(result.cpu(), expected) for result in results)
+
+
+def test_the_gradient_of_a_dropout_has_its_mask() -> None:
+    m, n, k = 300, 528, 512
+    a, w, seed = normal(m, k).requires_grad_(), normal(n, k), torch.tensor([5], device="cuda")
+    with sw.tuning("on_miss"):
+        y = sw.matmul(a, w.t(), epilogue=lambda acc, s: sw.dropout(acc, 0.3, s), inputs=(seed,))
+    kept = sw.dropout(torch.ones(m, n, device="cuda"), 0.3, seed)
+    assert torch.equal(y.detach() == 0, kept == 0)
+    grad = normal(m, n)
+    y.backward(grad)
+    expected = (grad.double() * kept.double()) @ w.double()
+    assert (a.grad.double() - expected).norm() / expected.norm() < 0.008
+
+
+def test_a_compiled_dropout_has_the_same_bits() -> None:
+    x, seed = torch.randn(300, 528, device="cuda"), torch.tensor([5], device="cuda")
+    compiled = torch.compile(lambda x, seed: sw.dropout(x, 0.3, seed, OFFSET) + 1)
+    assert torch.equal(compiled(x, seed), sw.dropout(x, 0.3, seed, OFFSET) + 1)

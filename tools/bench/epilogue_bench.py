@@ -82,6 +82,7 @@ FUNCTIONS: dict[str, tuple[Function, Callable[[int, int], Tensors]]] = {
     ),
     "silu, and its argument": (lambda acc, bias: (functional.silu(acc + bias), acc + bias), lambda m, n: (_normal(n),)),
     "row maximum": (lambda acc: (acc, acc.abs().amax(-1)), lambda m, n: ()),
+    "dropout": (lambda acc: sw.dropout(acc, 0.1, seed=1), lambda m, n: ()),
 }
 """Name -> the epilogue, and its inputs for m and n."""
 

@@ -59,7 +59,7 @@ DEVICE uint2 RandomOfPair(const Place& at, unsigned long long seed, unsigned lon
                   : uint2{random.words[0], random.words[1]};
 }
 
-// The same. Of a fragment's 4 pairs, the first two or, along m, every other one leaves bits for
+// The same. In a fragment of 4 pairs, the first two or, along m, every other one leaves bits for
 // the others in `words`, 4 words of the state.
 template <class Place>
 DEVICE uint2 RandomOfFragment(const Place& at, unsigned* words, unsigned long long seed,

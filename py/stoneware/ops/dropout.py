@@ -8,7 +8,7 @@ import torch
 
 from stoneware.epilogue import philox
 from stoneware.errors import quoted
-from stoneware.ops import registration, tensor_checks
+from stoneware.ops import dropout_kernel, registration, tensor_checks
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -96,9 +96,9 @@ def _eager(
     seed: int,
     offset: int,
 ) -> torch.Tensor:
-    return philox.dropout(
-        x, p, seed if seed_tensor is None else seed_tensor, offset if offset_tensor is None else offset_tensor
-    )
+    seeds = seed if seed_tensor is None else seed_tensor, offset if offset_tensor is None else offset_tensor
+    result = dropout_kernel.run(x, p, *seeds) if x.is_cuda else None
+    return philox.dropout(x, p, *seeds) if result is None else result
 
 
 def _rule(needs_input_grad: Any, x: Any, seed_tensor: Any, offset_tensor: Any, *numbers: Any) -> Any:
