@@ -26,6 +26,10 @@ def to_fp8(acc, scale):
     return (acc * scale).to(torch.float8_e4m3fn), acc.abs().amax(-1)
 
 
+def dropout(acc, seed):
+    return sw.dropout(acc, 0.1, seed)
+
+
 def softmax(acc):
     return acc.softmax(-1)
 
@@ -47,6 +51,11 @@ def test_what_was_linked_ahead_is_kept_and_skipped_by_the_next_run(capsys, cache
     assert [each["status"] for each in document["links"]] == ["kept"] * 3
 
 
+def test_an_input_may_be_a_seed(capsys):
+    _, document, _ = run(capsys, f"{__name__}:dropout", "-m", "16", "--input", "1:int64", *SIZES)
+    assert [each["status"] for each in document["links"]] == ["linked"]
+
+
 @pytest.fixture
 def on_h200(monkeypatch):
     """Calls on CPU tensors decide as on an H200; returns the (kernel, text) pairs that they ask for."""
@@ -60,14 +69,15 @@ def on_h200(monkeypatch):
 @pytest.mark.parametrize("m", [1, 24])
 def test_the_command_links_what_a_call_asks_for(on_h200, m):
     a, weight = torch.randn(m, 64, dtype=torch.bfloat16), torch.randn(32, 64, dtype=torch.bfloat16)
-    inputs = torch.randn(m, 32, dtype=torch.bfloat16), torch.rand(m, 1)
+    inputs = torch.randn(m, 32, dtype=torch.bfloat16), torch.rand(m, 1), torch.tensor([3])
     sw.matmul(a, weight.t(), epilogue=silu_times, inputs=inputs[:1])
-    sw.matmul(a, weight.t(), epilogue=to_fp8, inputs=inputs[1:])
+    sw.matmul(a, weight.t(), epilogue=to_fp8, inputs=inputs[1:2])
+    sw.matmul(a, weight.t(), epilogue=dropout, inputs=inputs[2:])
     device = explanation.device_of("matmul", "NVIDIA H200")
     metas = [tensor.to("meta") for tensor in inputs]
     expected = [
         ahead.link_of("matmul", function, [meta], device, out_dtype="bf16", m=m, n=32, k=64)
-        for function, meta in zip((silu_times, to_fp8), metas)
+        for function, meta in zip((silu_times, to_fp8, dropout), metas)
     ]
     assert list(map(tuple, expected)) == list(dict.fromkeys(on_h200))
 

@@ -123,15 +123,16 @@ def _input(text: str, m: int, n: int, dtype: str) -> torch.Tensor:
 
     from stoneware.runtime.dtypes import TORCH_DTYPES
 
+    dtypes = {**TORCH_DTYPES, "int64": torch.int64}  # for a seed of dropout
     match = _INPUT.fullmatch(text)
     name = (match["dtype"] if match else None) or dtype
-    if match is None or name not in TORCH_DTYPES:
+    if match is None or name not in dtypes:
         raise ValueError(
             f"--input={text!r} must be SHAPE or SHAPE:DTYPE, with sizes such as m, n, n/2 and 1 and a dtype of "
-            f"{', '.join(TORCH_DTYPES)}; pass for example mxn, n, mx1:fp32 or scalar:fp32"
+            f"{', '.join(dtypes)}; pass for example mxn, n, mx1:fp32 or scalar:fp32"
         )
     shape = [] if match["shape"] == "scalar" else [_size(part, m, n, text) for part in match["shape"].split("x")]
-    return torch.empty(shape, dtype=TORCH_DTYPES[name], device="meta")
+    return torch.empty(shape, dtype=dtypes[name], device="meta")
 
 
 def _size(part: str, m: int, n: int, text: str) -> int:
