@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
@@ -58,7 +57,8 @@ def test_a_product_of_words_is_exact():
     words = [0, 1, 2**16, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1, 0x89ABCDEF]
     for multiplier in philox._MULTIPLIERS:
         high, low = philox._product(multiplier, torch.tensor(words))
-        assert [int(h) * 2**32 + int(l) for h, l in zip(high, low)] == [multiplier * one for one in words]
+        assert high.tolist() == [multiplier * one >> 32 for one in words]
+        assert low.tolist() == [multiplier * one & 0xFFFFFFFF for one in words]
 
 
 def test_elements_are_those_of_the_device_code():
@@ -95,9 +95,15 @@ def test_the_share_of_dropped_elements_is_p(p):
 
 def test_neighbours_seeds_and_offsets_are_independent():
     first = mask((1000, 1000)).float() - 0.5
-    others = [mask((1000, 1000), offset=OFFSET + 1), mask((1000, 1000), seed=SEED + 1), mask((1000, 1000), seed=SEED + 2**32)]
+    others = [
+        mask((1000, 1000), offset=OFFSET + 1),
+        mask((1000, 1000), seed=SEED + 1),
+        mask((1000, 1000), seed=SEED + 2**32),
+    ]
     others = [one.float() - 0.5 for one in others]
-    others += [first.roll((rows, columns), (0, 1)) for rows, columns in ((1, 0), (0, 1), (0, 8), (8, 0), (0, 16), (1, 1))]
+    others += [
+        first.roll((rows, columns), (0, 1)) for rows, columns in ((1, 0), (0, 1), (0, 8), (8, 0), (0, 16), (1, 1))
+    ]
     for other in others:
         assert abs((first * other).mean()) < 5 * 0.25 / 1000
 
@@ -276,11 +282,20 @@ def test_errors_state_the_rule(arguments, error, part):
 @pytest.mark.parametrize(
     ("function", "part"),
     [
-        (lambda acc, r: functional.dropout(acc, 0.5), r"torch's random numbers or its dropout.*use sw.dropout\(x, p, seed\)"),
+        (
+            lambda acc, r: functional.dropout(acc, 0.5),
+            r"torch's random numbers or its dropout.*use sw.dropout\(x, p, seed\)",
+        ),
         (lambda acc, r: acc * torch.rand_like(acc), "aten::rand_like; use sw.dropout"),
         (lambda acc, r: torch.bernoulli(acc), "aten::bernoulli; use sw.dropout"),
-        (lambda acc, r: sw.dropout(r[0], 0.5, 1) + acc, r"of the result's shape \[24, 64\].*but gets \[64\]; expand it"),
-        (lambda acc, r: sw.dropout(acc, 0.5, torch.tensor(1)), "seed of dropout .* is another tensor; pass it in inputs="),
+        (
+            lambda acc, r: sw.dropout(r[0], 0.5, 1) + acc,
+            r"of the result's shape \[24, 64\].*but gets \[64\]; expand it",
+        ),
+        (
+            lambda acc, r: sw.dropout(acc, 0.5, torch.tensor(1)),
+            "seed of dropout .* is another tensor; pass it in inputs=",
+        ),
         (lambda acc, r: sw.dropout(acc.amax(-1, keepdim=True), 0.5, 1), "maximum of a row"),
         (lambda acc, r: sw.dropout(torch.ones(M, N), 0.5, 1) + acc, "inputs="),
     ],

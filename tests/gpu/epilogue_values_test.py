@@ -289,11 +289,9 @@ def open_kernels() -> list[KernelRecord]:
 @pytest.mark.parametrize("kernel", open_kernels(), ids=fitting_kernels.kernel_id)
 def test_dropout_has_the_same_bits_in_every_kernel_and_split(kernel: KernelRecord) -> None:
     seed = torch.tensor([random.getrandbits(62)], device="cuda")
-    options: dict[str, Any] = {"scales": "block"} if kernel.config.get("scales") == "block" else {}
-    if kernel.op == "scaled_mm":
-        options = {"scales": options.get("scales", "row")}
-    else:
-        options["dtype"] = kernel.config["a"]
+    options: dict[str, Any] = {"scales": "row"} if kernel.op == "scaled_mm" else {"dtype": kernel.config["a"]}
+    if kernel.config.get("scales") == "block":
+        options["scales"] = "block"
     if kernel.op == "grouped_mm":
         options["num_groups"] = 5
     for m, n, k in ((300, 1040, 1024), (37, 528, 1024)):

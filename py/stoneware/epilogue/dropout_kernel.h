@@ -9,7 +9,8 @@ DEVICE void DropPair(const void* x, void* y, long long at, int count, uint2 rand
   using Two = typename Dtype::Two;
   const Bits* const from = static_cast<const Bits*>(x) + at;
   Bits* const to = static_cast<Bits*>(y) + at;
-  const bool has_two = count >= 2 && reinterpret_cast<unsigned long long>(from) % sizeof(Two) == 0 &&
+  const bool has_two = count >= 2 &&
+                       reinterpret_cast<unsigned long long>(from) % sizeof(Two) == 0 &&
                        reinterpret_cast<unsigned long long>(to) % sizeof(Two) == 0;
   float2 values = {0.0f, 0.0f};
   if (has_two) {
@@ -36,8 +37,9 @@ DEVICE void Drop(const void* x, void* y, const unsigned long long* seed_address,
   const long long per_row = (columns + 15) / 16 * 4, total = rows * per_row;
   const long long thread = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (thread >= total) return;
-  const long long row = total >> 32 ? thread / per_row
-                                    : static_cast<unsigned>(thread) / static_cast<unsigned>(per_row);
+  const long long row = total >> 32
+                            ? thread / per_row
+                            : static_cast<unsigned>(thread) / static_cast<unsigned>(per_row);
   const long long counter = thread - row * per_row;
   if (seed_address != nullptr) seed = __ldg(seed_address);
   if (offset_address != nullptr) offset = __ldg(offset_address);

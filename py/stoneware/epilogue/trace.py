@@ -313,8 +313,8 @@ class _Frames:
         _check_dtype("x of dropout", x.dtype)
         if tuple(x.shape) not in (self.full, self.half):
             raise UnsupportedError(
-                f"dropout in an epilogue must get a value of the result's shape {list(self.full)}, or {list(self.half)} "
-                f"for pairs of columns, but gets {list(x.shape)}; expand it, or drop before the call"
+                f"dropout in an epilogue must get a value of the result's shape {list(self.full)}, or "
+                f"{list(self.half)} for pairs of columns, but gets {list(x.shape)}; expand it, or drop before the call"
             )
         numbers = [
             number if tensor is None else self._element(name, tensor)

@@ -15,9 +15,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _is_compiling = torch.compiler.is_dynamo_compiling
 
 
-def dropout(
-    x: torch.Tensor, p: float, seed: int | torch.Tensor, offset: int | torch.Tensor = 0
-) -> torch.Tensor:
+def dropout(x: torch.Tensor, p: float, seed: int | torch.Tensor, offset: int | torch.Tensor = 0) -> torch.Tensor:
     """Sets each element of x to 0 with the probability p, and multiplies the others by 1 / (1 - p).
 
     Whether an element is dropped depends on p, seed, offset, and its row and its column alone. So an epilogue of a
@@ -74,7 +72,9 @@ def _tensor(name: str, value: object, device: torch.device) -> torch.Tensor | No
         if value.dtype != torch.int64:
             raise TypeError(f"{name}.dtype={value.dtype} of dropout must be torch.int64; cast it before the call")
         if value.numel() != 1:
-            raise ValueError(f"{name}.shape={list(value.shape)} of dropout must have one element; pass one of its views")
+            raise ValueError(
+                f"{name}.shape={list(value.shape)} of dropout must have one element; pass one of its views"
+            )
         if value.device != device:
             raise ValueError(
                 f"{name} of dropout is on {value.device} and x on {device}, both must be on one device; move it with "
