@@ -10,13 +10,12 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-from stoneware.nn.proofs import function_definition
 
 _SIZES = frozenset({"shape", "dtype", "device", "ndim", "is_cuda", "size", "dim"})
 """Attributes of a tensor that neither read nor change its elements, and do not return the tensor."""
@@ -213,6 +212,15 @@ def _forward(module: torch.nn.Module) -> ast.FunctionDef | None:
             return None
         function = function.__wrapped__
     return _definition(function)
+
+
+def function_definition(function: Callable[..., Any]) -> ast.FunctionDef | None:
+    """The syntax tree of a function; None without its source."""
+    try:
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return None
+    return definition if isinstance(definition, ast.FunctionDef) else None
 
 
 _definition = functools.lru_cache(maxsize=1024)(function_definition)
