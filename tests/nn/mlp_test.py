@@ -15,7 +15,7 @@ from stoneware import nn
 from stoneware.epilogue import linked
 from stoneware.errors import TuningMissError
 from stoneware.nn import mlp
-from stoneware.nn.fused_blocks import FusedMLP
+from stoneware.nn.fused_mlp import FusedMLP
 from stoneware.nn.recipes import RECIPES
 from stoneware.ops import fused, tensor_checks
 from stoneware.ops.matmul import api as matmul_api

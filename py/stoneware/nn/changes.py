@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from stoneware.nn import fused_blocks, trained_blocks
+from stoneware.nn import fused_blocks, fused_mlp, trained_blocks
 from stoneware.nn.experts import WEIGHTS, Experts, Float8InferenceExperts
 from stoneware.nn.handover import Route
 from stoneware.nn.inference import Float8InferenceLinear, frozen_parameter
@@ -321,9 +321,9 @@ class FusedTwoLayers(Change):
         self.parts, self.recipe = parts, recipe
 
     def change(self) -> None:
-        modules = fused_blocks.submodules(self.module)
-        state = fused_blocks.MLPState(parts=self.parts, recipe=self.recipe, modules=modules)
-        fused_blocks.fuse(self.module, fused_blocks.FusedMLP, state)
+        modules = fused_mlp.submodules(self.module)
+        state = fused_mlp.MLPState(parts=self.parts, recipe=self.recipe, modules=modules)
+        fused_blocks.fuse(self.module, fused_mlp.FusedMLP, state)
 
     def revert(self) -> None:
         fused_blocks.unfuse(self.module)
