@@ -1,7 +1,7 @@
 """The committed checks of the kernels on GPUs are of the kernels that this build makes.
 
 If it fails: `./bazelw build //:gpu_check`, run `python3 gpu_check.pyz check --out DIR --commit COMMIT` on an H100 or
-an H200, and commit DIR/check.json.
+an H200, and commit DIR/check.json. A check of a few new kernels, `-- -k NAMES`, may stand next to it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from tools.gpu_check import machine
 
 ROOT = pathlib.Path(__file__).parents[2]
 MANIFEST = ROOT / "py" / "stoneware" / "kernel_manifest.json"
-CHECKS = [f"docs/measured/{gpu}/check.json" for gpu in ("nvidia_h100", "nvidia_h200")]
+CHECKS = [
+    f"docs/measured/{name}.json"
+    for name in ("nvidia_h100/check", "nvidia_h200/check", "nvidia_h200/check_scaled_mm")
+]
 
 
 def stale(checks: list[dict], kernels: list[KernelRecord]) -> list[str]:

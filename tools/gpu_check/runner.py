@@ -40,6 +40,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -177,6 +178,8 @@ class Runner:
 
             exit_code = max(pool.map(run, range(num_shards)), key=abs)
         summary = summarise_outcomes(paths)
+        if extra:
+            machine["kernels"] = kernels_named(machine["kernels"], paths)
         self._write_json("check.json", {**machine, "exit_code": exit_code, **summary})
         print(f"check: {summary['counts']}")
         for failure in summary["failures"]:
@@ -322,6 +325,17 @@ def summarise_outcomes(paths: Sequence[pathlib.Path]) -> dict[str, Any]:
         elif kind == "skipped":
             skips[test] = outcome["message"]
     return {"counts": counts, "failures": failures, "skipped": skips}
+
+
+def kernels_named(digests: Mapping[str, str], paths: Sequence[pathlib.Path]) -> dict[str, str]:
+    """Of the digests by kernel, those of kernels that a passed test of these files has in its name.
+
+    Arguments after -- may select some tests, which check no more kernels than they name.
+    """
+    texts = [path.read_text(encoding="utf-8") for path in paths if path.exists()]
+    tests = [outcome["test"] for outcome in processes.json_lines("".join(texts)) if outcome["outcome"] == "passed"]
+    named = {word for test in tests for word in re.findall(r"\w+", test)}
+    return {kernel: digest for kernel, digest in digests.items() if kernel in named}
 
 
 def _tools(text: str) -> list[str]:
