@@ -46,7 +46,7 @@ def test_every_kind_of_linear_is_right_and_timed(tmp_path, monkeypatch):
     (row,) = part["rows"]
     assert "problems" not in row and part["is_complete"]
     assert all(check["is_right"] for check in row["checks"].values()), row["checks"]
-    assert len(row["step"]) == 8
+    assert len(row["step"]) == 10
     assert all(step["median_ms"] > 0 and step["count"] == 2 for step in row["step"].values())
 
 

@@ -93,7 +93,10 @@ class Layers(Experiment):
         flags.DEFINE_integer("layers", 0, "Blocks of the Llama of inference; 0: all 32.", lower_bound=0)
         flags.DEFINE_integer("steps", 0, "Of each training run; 0: all 1000.", lower_bound=0)
         flags.DEFINE_enum(
-            "sizes", "full", list(BY_NAME), "Llama 8B's, or tiny ones that show nothing but that all of it runs."
+            "sizes",
+            "full",
+            list(BY_NAME),
+            "Llama 8B's; 1b, for the part linear; or tiny, which shows that all of it runs.",
         )
         flags.DEFINE_enum("device", "cuda", ["cuda", "cpu"], "Where it runs.")
 

@@ -55,9 +55,10 @@ def _contenders() -> dict[str, Contender]:
             for recipe, limits in ours.items()
         },
         **{
-            f"torchao's {recipe}, compiled": Contender(
-                kind=Float8Peer, recipe=recipe, limits=ours[recipe], is_ours=False, is_compiled=True
+            f"{name} {recipe}, compiled": Contender(
+                kind=kind, recipe=recipe, limits=ours[recipe], is_ours=kind is sw.nn.Float8Linear, is_compiled=True
             )
+            for name, kind in (("stoneware", sw.nn.Float8Linear), ("torchao's", Float8Peer))
             for recipe in ("tensorwise", "rowwise")
         },
     }
