@@ -134,6 +134,49 @@ def test_a_function_is_known_by_its_code_and_what_it_reads(tensors, monkeypatch)
     assert torch.equal(by_global(), one)
 
 
+def test_numbers_that_change_later_keep_the_values_of_the_call(tensors, monkeypatch):
+    _, w, *_ = tensors
+    weights = [w.float(), normal(N, N).float(), normal(N, N).float()]
+
+    def reference(x, seed):
+        for offset, weight in enumerate(weights):
+            x = sw.dropout(x @ weight.t(), 0.5, seed, offset) * FACTOR
+        return x
+
+    def network(x, seed):
+        for offset, weight in enumerate(weights):
+            epilogue = lambda acc: sw.dropout(acc, 0.5, seed, offset) * FACTOR  # noqa: E731
+            x = sw.matmul(x.bfloat16(), weight.bfloat16().t(), epilogue=epilogue)
+        return x
+
+    for rows in (M, M, 2 * M):  # the third has another trace
+        a = normal(rows, K).float().requires_grad_()
+        monkeypatch.setitem(globals(), "FACTOR", 2.0)
+        found, expected = network(a, 11), reference(a, 11)
+        assert torch.equal(found == 0, expected == 0)
+        monkeypatch.setitem(globals(), "FACTOR", 3.0)
+        (grad,) = torch.autograd.grad(found.float().sum(), a)
+        (wanted,) = torch.autograd.grad(expected.sum(), a)
+        assert (grad - wanted).norm() / wanted.norm() < 0.02
+
+
+@pytest.mark.parametrize("unhashable", [None, [1.0]])
+def test_the_gradients_of_a_loop_have_the_number_of_each_step(tensors, unhashable):
+    a, w, *_ = tensors
+    a.requires_grad_()
+    results = []
+    for factor in (1.0, 2.0, 4.0):
+
+        def epilogue(acc, *, other=unhashable):
+            return acc * factor * (other[0] if other else 1)
+
+        results.append(sw.matmul(a, w.t(), epilogue=epilogue))
+    grads = [torch.autograd.grad(result.sum(), a)[0] for result in results]
+    assert torch.equal(grads[1], grads[0] * 2) and torch.equal(grads[2], grads[0] * 4)
+    factor = 8.0  # the cell that the last function reads
+    assert torch.equal(sw.matmul(a, w.t(), epilogue=epilogue), results[0] * 8)
+
+
 def test_prepare_calls_the_op(tensors):
     a, w, *_ = tensors
     assert sw.prepare(sw.matmul, a, w.t(), epilogue=torch.relu) is None

@@ -19,12 +19,33 @@ def identity(function: Callable[..., Any]) -> Any:
     values += (function.__kwdefaults__ or {}).values()
     globals_ = function.__globals__
     values += [globals_.get(name) for name in _names(function.__code__)]
-    key = function.__code__, id(globals_), tuple((type(value), value) for value in values)
+    key = function.__code__, tuple((type(value), value) for value in values)
     try:
         hash(key)
     except TypeError:  # a list, for example, which may change in place
-        return function
+        return function, tuple((type(value), value) for value in values if _is_hashable(value))
     return key
+
+
+def frozen(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function with the values of the key: a cell or a global that changes later does not change it."""
+    if type(function) is not types.FunctionType:
+        return function
+    closure = function.__closure__ and tuple(types.CellType(cell.cell_contents) for cell in function.__closure__)
+    globals_ = function.__globals__
+    names = ("__builtins__", "__name__", *_names(function.__code__))
+    values = {name: globals_[name] for name in names if name in globals_}
+    copy = types.FunctionType(function.__code__, values, function.__name__, function.__defaults__, closure)
+    copy.__kwdefaults__ = function.__kwdefaults__ and dict(function.__kwdefaults__)
+    return copy
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 @functools.lru_cache(maxsize=1024)

@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 
 from stoneware.epilogue import linked, source, trace
 from stoneware.epilogue.expression import Expression
-from stoneware.epilogue.identity import identity
+from stoneware.epilogue.identity import frozen, identity
 from stoneware.errors import LinkError, TuningMissError, UnsupportedError, quoted
 from stoneware.kernels.config import Config
 from stoneware.kernels.sm90_kernels import BACKEND as SM90
@@ -103,7 +103,7 @@ def calls_of(
     if calls is None:
         if len(plans.fused) >= _MOST_FUNCTIONS:
             plans.fused.clear()
-        calls = plans.fused[key] = _FusedCalls(plans, function, tensors, inputs, objects)
+        calls = plans.fused[key] = _FusedCalls(plans, frozen(function), tensors, inputs, objects)
     return calls
 
 
@@ -127,7 +127,7 @@ class _FusedCalls:
 
     Args:
       plans: of the op.
-      function: the epilogue.
+      function: the epilogue, frozen: it runs again for each new shape, and in backward.
       tensors, inputs: of the first call.
       objects: the op's other arguments, backend and config.
     """
