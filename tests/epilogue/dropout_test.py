@@ -112,8 +112,9 @@ def test_kept_values_are_scaled_and_rounded_once():
     x = torch.randn(64, 96)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         y = sw.dropout(x.to(dtype), 0.3, SEED)
-        expected = (x.to(dtype).float() * torch.tensor(1 / 0.7, dtype=torch.float32)).to(dtype)
-        assert y.dtype == dtype and torch.equal(y, torch.where(y == 0, 0, expected))
+        scaled = (x.to(dtype).float() * torch.tensor(1 / 0.7, dtype=torch.float32)).to(dtype)
+        dropped = philox.is_dropped(x.shape, 0.3, SEED, 0, x.device)
+        assert y.dtype == dtype and torch.equal(y, scaled.masked_fill(dropped, 0))
     assert torch.equal(sw.dropout(x, 0, SEED), x)
     assert not sw.dropout(torch.full((64, 96), math.nan), 0.999999999999, SEED).isfinite().logical_not().any()
 
@@ -133,11 +134,13 @@ def test_gradients_have_the_mask_and_are_differentiable_again():
         assert torch.autograd.gradgradcheck(function, x)
 
 
-def test_backward_saves_no_mask():
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_backward_saves_no_mask(is_compiled):
+    function = torch.compile(sw.dropout, fullgraph=True) if is_compiled else sw.dropout
     saved = []
     x = ones(M, N).requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(lambda one: saved.append(one) or one, lambda one: one):
-        y = sw.dropout(x, 0.5, torch.tensor(1))
+        y = function(x, 0.5, torch.tensor(1))
     assert [one.numel() for one in saved] == [1]
     y.backward(ones(M, N))
     assert torch.equal(x.grad, y)
@@ -161,11 +164,24 @@ def test_transforms_and_compiled_calls_have_the_same_bits():
     assert torch.equal(torch.func.vmap(function)(x), expected)
     grad = torch.func.grad(lambda x: function(x).sum())(x[0])
     assert torch.equal(grad, function(ones(M, N)))
-    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(function, fullgraph=True)
     assert torch.equal(compiled(x[0]), expected[0])
     leaf = x[0].clone().requires_grad_()
     compiled(leaf).sum().backward()
     assert torch.equal(leaf.grad, grad)
+    for transform, of_x in ((torch.func.vmap(function), x), (torch.func.grad(lambda x: function(x).sum()), x[0])):
+        compiled = torch.compile(transform, backend="aot_eager", fullgraph=True)
+        assert torch.equal(compiled(of_x), transform(of_x))
+
+
+def test_numbers_of_compiled_calls_may_change():
+    compiled = torch.compile(sw.dropout, fullgraph=True)
+    x = torch.randn(M, N)
+    for p in (0.3, 0.5, 0.1, 0.9):
+        assert torch.equal(compiled(x, p, 1), sw.dropout(x, p, 1))
+    for number in (3, 4, -5, 2**62 + 12345, -(2**63), 2**63 - 1):
+        assert torch.equal(compiled(x, 0.5, number), sw.dropout(x, 0.5, number))
+        assert torch.equal(compiled(x, 0.5, 1, number), sw.dropout(x, 0.5, 1, number))
 
 
 def epilogue(acc, r, seed):

@@ -12,8 +12,6 @@ from stoneware.ops import dropout_kernel, registration, tensor_checks
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
-_is_compiling = torch.compiler.is_dynamo_compiling
-
 
 def dropout(x: torch.Tensor, p: float, seed: int | torch.Tensor, offset: int | torch.Tensor = 0) -> torch.Tensor:
     """Sets each element of x to 0 with the probability p, and multiplies the others by 1 / (1 - p).
@@ -28,7 +26,7 @@ def dropout(x: torch.Tensor, p: float, seed: int | torch.Tensor, offset: int | t
     Args:
       x: [..., m, n] or [n], float32, bfloat16, float16 or float64. Its leading dimensions together are the row. In an
         epilogue it has the shape of acc, or half of its columns; float64 is not possible there.
-      p: 0 <= p < 1; it holds to within 2^-33.
+      p: 0 <= p < 1; it holds to within 2^-32.
       seed, offset: an int that int64 can have, or an int64 tensor with one element on x's device. A CUDA graph that has
         captured the call reads the tensor at each replay. In an epilogue, pass the tensor in `inputs`.
 
@@ -44,8 +42,6 @@ def dropout(x: torch.Tensor, p: float, seed: int | torch.Tensor, offset: int | t
       ForwardOnlyError: x has a tangent of forward-mode AD.
     """
     tensors = _check(x, p, seed, offset)
-    if _is_compiling():  # Inductor makes one kernel of torch's operators
-        return philox.dropout(x, p, seed, offset)
     numbers = [0 if isinstance(value, torch.Tensor) else value for value in (seed, offset)]
     result: torch.Tensor = _operator(x, *tensors, float(p), *numbers)
     return result
