@@ -263,8 +263,9 @@ def test_equal_seeds_have_bits_that_are_computed_once():
     assert text.count("= RandomOfFragment(") == 1 and text.count("__ldg(Parameter") == 1
 
 
-def test_a_seed_is_an_element_of_an_input():
-    text = written(lambda acc, state: sw.dropout(acc, 0.5, state[2], state[1]), torch.zeros(3, dtype=torch.int64))
+@pytest.mark.parametrize("copy", [lambda one: one, torch.clone, lambda one: one.detach().contiguous()])
+def test_a_seed_is_an_element_of_an_input(copy):
+    text = written(lambda acc, state: sw.dropout(acc, 0.5, copy(state[2]), copy(state)[1]), torch.arange(3))
     assert [position for _, position in text.inputs] == [0, 0]
     assert [text.parameters[offset] for offset, _ in text.inputs] == [16, 8]
 
@@ -300,10 +301,13 @@ def test_errors_state_the_rule(arguments, error, part):
     [
         (
             lambda acc, r: functional.dropout(acc, 0.5),
-            r"torch's random numbers or its dropout.*use sw.dropout\(x, p, seed\)",
+            r"aten::empty_like, with which torch's dropout begins; use sw.dropout\(x, p, seed\), or torch.zeros_like",
         ),
         (lambda acc, r: acc * torch.rand_like(acc), "aten::rand_like; use sw.dropout"),
-        (lambda acc, r: torch.bernoulli(acc), "aten::bernoulli; use sw.dropout"),
+        (lambda acc, r: torch.bernoulli(acc), "torch's random numbers .* aten::bernoulli; use sw.dropout"),
+        (lambda acc, r: acc.exponential_() + acc, "aten::exponential_; use sw.dropout"),
+        (lambda acc, r: torch.rand(()) * acc, "aten::rand; use sw.dropout"),
+        (lambda acc, r: acc + torch.normal(0.0, 1.0, ()), "aten::normal; use sw.dropout"),
         (
             lambda acc, r: sw.dropout(r[0], 0.5, 1) + acc,
             r"of the result's shape \[24, 64\].*but gets \[64\]; expand it",
@@ -319,3 +323,9 @@ def test_errors_state_the_rule(arguments, error, part):
 def test_what_no_epilogue_can_do_is_refused(function, part):
     with pytest.raises(UnsupportedError, match=part):
         traced(function, torch.zeros(M, N))
+
+
+def test_a_seed_cannot_be_computed():
+    for function in (lambda acc, seed: sw.dropout(acc, 0.5, seed + 1), lambda acc, seed: sw.dropout(acc, 0.5, -seed)):
+        with pytest.raises(UnsupportedError, match="not a seed .*; compute it before the call, or .* another offset="):
+            traced(function, torch.tensor(1))

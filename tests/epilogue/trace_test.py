@@ -168,14 +168,20 @@ def test_a_result_that_does_not_fit_is_refused(function, error, part):
         traced(function, torch.zeros(M, N))
 
 
-def test_views_of_inputs_are_read_by_their_strides():
+@pytest.mark.parametrize("copy", [lambda view: view, torch.clone, torch.Tensor.contiguous])
+def test_views_of_inputs_are_read_by_their_strides(copy):
     r = torch.zeros(N, 2 * M)
-    text = written(lambda acc, r: acc + r.t()[::2], r, main=0)
+    text = written(lambda acc, r: acc + copy(copy(r.t())[::2]), r, main=0)
     assert (
         "LoadBoth<Float32, false>(at, Parameter<const void*>(params, 0), Parameter<long long>(params, 8)" in text.text
     )
     assert int.from_bytes(text.parameters[8:16], "little") == 2
     assert int.from_bytes(text.parameters[16:24], "little") == 2 * M
+
+
+def test_a_view_that_would_copy_is_refused():
+    with pytest.raises(UnsupportedError, match=r"views .* copy nothing, but _unsafe_view makes none of inputs\[0\]"):
+        traced(lambda acc, r: acc + r.t().reshape(N, M).t(), torch.zeros(N, M))
 
 
 def test_rows_of_several_dimensions_need_one_stride():

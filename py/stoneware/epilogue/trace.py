@@ -61,9 +61,6 @@ _FILLED = {"zeros_like": 0.0, "ones_like": 1.0}
 
 _DROPOUT = "stoneware::dropout"
 
-_RANDOM = frozenset({"bernoulli", "empty_like", "native_dropout", "rand_like", "randn_like", "randint_like"})
-"""Operators of random values, which `sw.dropout` replaces; torch's dropout begins with empty_like."""
-
 
 class _View:
     """A view of input `index`; the traced tensor's meta tensor has its strides."""
@@ -147,6 +144,11 @@ class _Trace(TorchDispatchMode):
         self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in function.tags:
+            raise UnsupportedError(
+                f"an epilogue must not use torch's random numbers or its dropout, but uses {function._schema.name}; "
+                "use sw.dropout(x, p, seed)"
+            )
         if any(isinstance(value, _Traced) for value in _flat((args, kwargs))):
             return self._frames.run(function, args, kwargs)
         return function(*args, **kwargs)
@@ -183,7 +185,9 @@ class _Frames:
             return _Traced(meta, Constant(float(value)), self)
         if isinstance(first, _Traced):
             if isinstance(first.node, _View) and name in _VIEWS:
-                return self._views(function, args, kwargs, first.node)
+                return self._views(function, name, args, kwargs, first.node)
+            if isinstance(first.node, _View) and name in ("clone", "contiguous"):
+                return _Traced(first.meta, first.node, self)  # the kernel reads the input's memory
             if isinstance(first.node, _Pairs):
                 return self._of_pairs(function, name, args, kwargs, first)
             if (same := self._rearranged(function, name, args, kwargs, arguments, first)) is not None:
@@ -193,6 +197,11 @@ class _Frames:
         if name not in arithmetic.NAMES or arguments.get("rounding_mode") is not None:
             self._refuse(name)
         meta = _result(name, arguments)
+        if meta.dtype == torch.int64:
+            raise UnsupportedError(
+                f"an epilogue must not compute with int64, so not a seed or an offset of dropout, but {name} does; "
+                "compute it before the call, or pass sw.dropout another offset="
+            )
         _check_dtype(name, meta.dtype)
         return _Traced(meta, self._apply(name, arguments, meta), self)
 
@@ -247,8 +256,14 @@ class _Frames:
         kwargs = {**kwargs, "device": torch.device("meta")} if kwargs.get("device") is not None else kwargs
         return function(*_with_meta(args), **_with_meta(kwargs))
 
-    def _views(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], view: _View) -> Any:
-        metas = self._meta(function, args, kwargs)
+    def _views(self, function: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], view: _View) -> Any:
+        try:
+            metas = self._meta(function, args, kwargs)
+        except RuntimeError as error:
+            raise UnsupportedError(
+                f"an epilogue must take views of its inputs that copy nothing, but {name} makes none of "
+                f"inputs[{view.index}]; rearrange it before the call"
+            ) from error
         if isinstance(metas, torch.Tensor):
             return _Traced(metas, view, self)
         return type(metas)(_Traced(meta, view, self) for meta in metas)
@@ -350,10 +365,10 @@ class _Frames:
         return target
 
     def _refuse(self, name: str) -> NoReturn:
-        if name.rstrip("_") in _RANDOM:
+        if name == "empty_like":
             raise UnsupportedError(
-                f"an epilogue must not use torch's random numbers or its dropout, but uses aten::{name}; use "
-                "sw.dropout(x, p, seed)"
+                "an epilogue must not use memory without values, but uses aten::empty_like, with which torch's dropout "
+                "begins; use sw.dropout(x, p, seed), or torch.zeros_like(x)"
             )
         raise UnsupportedError(
             f"an epilogue must compute each element by itself, with operators that Stoneware can write in CUDA C++, "
