@@ -33,15 +33,16 @@ def output_base() -> pathlib.Path:
     return folder
 
 
-def build(workspace: str, output_base: pathlib.Path, folder: pathlib.Path, canonical: str) -> pathlib.Path:
-    """The wheel //kernels:wheel of a workspace; `canonical` is what its repositories of Stoneware are called."""
+def run_bazel(
+    workspace: pathlib.Path, output_base: pathlib.Path, folder: pathlib.Path, canonical: str, *command_line: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs Bazel in a workspace; `canonical` is what its repositories of Stoneware are called."""
     cache = output_base.parents[1]
     command, rc_lines = bazelw.find_bazel(cache)
     rc = folder / "bazelrc"
     rc.write_text("\n".join([f"common --disk_cache={cache / 'disk_cache'}", *rc_lines]) + "\n")
     shared = {path.name.rsplit("~", 1)[-1]: path for path in (output_base / "external").glob("*stoneware_*")}
     options = [
-        f"--symlink_prefix={folder}/bazel-",
         "--lockfile_mode=off",
         # Whatever would be fetched after all fails.
         "--repository_disable_download",
@@ -54,9 +55,10 @@ def build(workspace: str, output_base: pathlib.Path, folder: pathlib.Path, canon
         ),
     ]
     startup = [f"--output_user_root={cache / 'bazel'}", f"--bazelrc={rc}", "--max_idle_secs=10"]
-    result = subprocess.run(
-        [*command, *startup, "build", *options, "//kernels:wheel"],
-        cwd=_ROOT / "tests/consumers" / workspace,
+    verb, *arguments = command_line
+    return subprocess.run(
+        [*command, *startup, verb, *options, *arguments],
+        cwd=workspace,
         env={
             "HOME": str(folder),
             "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
@@ -66,14 +68,22 @@ def build(workspace: str, output_base: pathlib.Path, folder: pathlib.Path, canon
         text=True,
         check=False,
     )
+
+
+def build(workspace: str, output_base: pathlib.Path, folder: pathlib.Path, canonical: str) -> pathlib.Path:
+    """The wheel //kernels:wheel of a workspace."""
+    path = _ROOT / "tests/consumers" / workspace
+    options = [f"--symlink_prefix={folder}/bazel-", "//kernels:wheel"]
+    result = run_bazel(path, output_base, folder, canonical, "build", *options)
     assert result.returncode == 0, result.stderr
     (wheel,) = (folder / "bazel-bin/kernels").glob("granite-1.0-*.whl")
     return wheel
 
 
-@pytest.mark.parametrize(
-    ("workspace", "canonical"), [("with_workspace", "{}"), ("with_module", "stoneware~~stoneware~{}")]
-)
+_MODULE_NAMES = "stoneware~~stoneware~{}"
+
+
+@pytest.mark.parametrize(("workspace", "canonical"), [("with_workspace", "{}"), ("with_module", _MODULE_NAMES)])
 def test_a_workspace_of_somebody_else_builds_kernels_and_a_table_of_its_own(
     workspace, canonical, output_base, tmp_path
 ):
@@ -81,6 +91,7 @@ def test_a_workspace_of_somebody_else_builds_kernels_and_a_table_of_its_own(
     with zipfile.ZipFile(build(workspace, output_base, tmp_path, canonical)) as wheel:
         wheel.extractall(site)
     assert (site / "kernels/cubins/scale_triton_sm90_1024.cubin").read_bytes()[:4] == b"\x7fELF"
+    assert (site / "kernels/tile_matmuls/bf16_bf16_row_row_64x64x64_128_sm_90a_forward.fatbin").stat().st_size > 0
     assert (site / "kernels/tables/acme.axpb.axpb.table").stat().st_size > 0
     manifest = json.loads((site / "kernels/kernel_manifest.json").read_text())
     kernels = {kernel["id"]: kernel for kernel in manifest["kernels"]}
@@ -91,3 +102,23 @@ def test_a_workspace_of_somebody_else_builds_kernels_and_a_table_of_its_own(
         [sys.executable, "-c", program], env={"PYTHONPATH": str(site)}, capture_output=True, text=True, check=False
     )
     assert result.stdout.strip() == "['half_mm_sm80_64x64']", result.stderr
+
+
+def test_bazelignore_keeps_a_module_vendored_in_the_tree_out_of_patterns(output_base, tmp_path):
+    source = _ROOT / "tests/consumers/with_module"
+    workspace = tmp_path / "workspace"
+    (workspace / "third_party").mkdir(parents=True)
+    (workspace / "third_party/stoneware").symlink_to(_ROOT)
+    (workspace / "kernels").symlink_to(source / "kernels")
+    for name in (".bazelignore", ".bazelrc"):
+        (workspace / name).write_text((source / name).read_text())
+    module = (source / "MODULE.bazel").read_text()
+    assert 'path = "../../.."' in module
+    (workspace / "MODULE.bazel").write_text(module.replace("../../..", "third_party/stoneware"))
+    query = (workspace, output_base, tmp_path, _MODULE_NAMES, "query", "//...")
+    result = run_bazel(*query)
+    assert result.returncode == 0, result.stderr
+    assert "//kernels:wheel" in result.stdout.splitlines()
+    assert "//third_party" not in result.stdout
+    (workspace / ".bazelignore").unlink()
+    assert run_bazel(*query).returncode != 0, "the line of .bazelignore is of no use"

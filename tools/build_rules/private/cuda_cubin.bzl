@@ -24,7 +24,7 @@ def _cuda_cubin_impl(ctx):
         out = cubin,
         flags = [gencode(ctx.attr.arch), "-O3", "-Xptxas", "-v", "-cubin"],
         defines = ctx.attr.defines,
-        includes = source_includes(ctx),
+        includes = source_includes(ctx, ctx.files.hdrs),
         inputs = depset(ctx.files.hdrs),
         mnemonic = "CudaCubin",
     )

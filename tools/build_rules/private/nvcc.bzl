@@ -16,10 +16,22 @@ def gencode(arch):
     """nvcc's flag for machine code of one architecture ("sm_90a"), without PTX."""
     return "-gencode=arch=compute_{0},code=sm_{0}".format(arch.removeprefix("sm_"))
 
-def source_includes(ctx):
-    """Folders of this repository's headers, written and generated, of a rule that compiles CUDA."""
-    root = ctx.label.workspace_root
-    return [root or ".", "/".join([part for part in [ctx.bin_dir.path, root] if part])]
+def source_includes(ctx, hdrs):
+    """Include folders, written and generated, for headers by their path in their repository.
+
+    Args:
+      ctx: context of a rule that compiles CUDA.
+      hdrs: list of Files, of the target's own repository or of others.
+
+    Returns:
+      Paths below the execution root, those of the target's own repository first.
+    """
+    roots = {ctx.label.workspace_root: None} | {hdr.owner.workspace_root: None for hdr in hdrs}
+    return [
+        folder
+        for root in roots
+        for folder in [root or ".", "/".join([part for part in [ctx.bin_dir.path, root] if part])]
+    ]
 
 def cuda_includes(ctx):
     """Folders of CUDA's and CUTLASS's headers, of a rule that compiles CUDA."""
@@ -102,7 +114,7 @@ def compile_lto_ir(ctx, *, src, out, arch, hdrs, mnemonic):
       src: File, the source.
       out: File, the fatbin.
       arch: for example "sm_90a".
-      hdrs: list of Files, headers by their path in this repository.
+      hdrs: list of Files, headers by their path in their repository.
       mnemonic: the action's mnemonic.
     """
     run_nvcc(
@@ -117,7 +129,7 @@ def compile_lto_ir(ctx, *, src, out, arch, hdrs, mnemonic):
             "-fatbin",
         ],
         defines = [],
-        includes = source_includes(ctx),
+        includes = source_includes(ctx, hdrs),
         inputs = depset(hdrs),
         mnemonic = mnemonic,
         env = {"PWD": "/proc/self/cwd"},
