@@ -13,12 +13,13 @@ _FAMILY = kernel_family(
     open_kernel = "own::OpenStoreKernel",
 )
 
-def own_kernel(id, value, **others):
+def own_kernel(id, value, arch = "sm_90a", **others):
     """A config for cubin_library.
 
     Args:
       id: of the kernel.
       value: what it stores.
+      arch: the architecture.
       **others: further arguments of kernel_config().
 
     Returns:
@@ -28,7 +29,7 @@ def own_kernel(id, value, **others):
         _FAMILY,
         id = id,
         op = "store",
-        arch = "sm_90a",
+        arch = arch,
         constants = {"kValue": value},
         **others
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pathlib
 import struct
 import subprocess
 
@@ -178,9 +179,9 @@ def test_digest_is_that_of_the_text_with_an_empty_digest(write):
 def code_sha256(write, tmp_path):
     """The digest of the code of a cubin with these sections."""
 
-    def run(sections: dict[str, bytes | int]) -> str:
+    def run(sections: dict[str, bytes | int], id: str = "k") -> str:
         (tmp_path / "k.cubin").write_bytes(elf(sections))
-        (entry,) = without_digest(write([kernel("k", "k.cubin")]))["kernels"]
+        (entry,) = without_digest(write([kernel(id, "k.cubin")]))["kernels"]
         return entry["code_sha256"]
 
     return run
@@ -197,7 +198,7 @@ def test_code_digest_is_that_of_the_kernel_s_sections_in_a_fixed_order(code_sha2
 def test_code_digest_does_not_depend_on_names_and_notes(code_sha256):
     renamed = {name[:-1] + "another": data for name, data in KERNEL_SECTIONS.items()}
     others = {".symtab": b"s", ".nv.info": b"i", ".nv.global": 3, ".nv.constant4": b"0000"}
-    assert code_sha256(renamed | others) == code_sha256(KERNEL_SECTIONS)
+    assert code_sha256(renamed | others, "another") == code_sha256(KERNEL_SECTIONS)
 
 
 @pytest.mark.parametrize("name", KERNEL_SECTIONS)
@@ -216,10 +217,24 @@ def test_code_digest_depends_on_every_section_of_the_kernel(code_sha256, name):
 )
 def test_what_is_no_cubin_is_refused(tmp_path, data, words):
     (tmp_path / "k.cubin").write_bytes(data)
-    (tmp_path / "kernels.json").write_text(json.dumps(listing([kernel("k", "k.cubin")])))
+    assert words in error_of(tmp_path, kernel("k", "k.cubin"))
+
+
+def error_of(folder: pathlib.Path, record: dict) -> str:
+    """What the program prints when it refuses a kernel of this folder."""
+    (folder / "kernels.json").write_text(json.dumps(listing([record])))
     program = os.path.abspath(os.environ["STONEWARE_TEST_WRITE_MANIFEST"])
     result = subprocess.run(
-        [program, "--kernels=kernels.json", "--out=manifest.json"], cwd=tmp_path, capture_output=True, text=True
+        [program, "--kernels=kernels.json", "--out=manifest.json"], cwd=folder, capture_output=True, text=True
     )
     assert result.returncode != 0
-    assert words in result.stderr
+    assert not (folder / "manifest.json").exists()
+    return result.stderr
+
+
+def test_cubin_without_the_symbol_of_its_id_is_refused(tmp_path):
+    (tmp_path / "k.cubin").write_bytes(elf({".text.other": b"code", ".text.another": b"code"}))
+    error = error_of(tmp_path, kernel("k", "k.cubin"))
+    assert "k.cubin: kernel_id='k' must be the symbol of a kernel in the cubin, which has another, other" in error
+    assert 'declare the kernel extern "C" __global__ under this name, or correct kernel_id' in error
+    assert "Traceback" not in error

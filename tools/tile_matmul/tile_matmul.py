@@ -29,7 +29,10 @@ def main(argv: Sequence[str]) -> int:
     try:
         found = matmul(**json.loads(_FIELDS.value))
         if direction in found.unsupported:
-            raise ValueError(found.unsupported[direction])
+            raise ValueError(
+                f'{found.unsupported[direction]}; without gradients, set backward = "off" or '
+                'serves = ["forward"] in the tile_matmul'
+            )
         name = source.file_name(found, direction)
         if name != _NAME.value:
             raise ValueError(f"name={_NAME.value!r} must be {name!r}, which is looked up; correct tile_matmul.bzl")

@@ -6,6 +6,7 @@ code; measurements of it stay true.
 
 import hashlib
 import struct
+from collections.abc import Iterable
 
 # Sections of one kernel, named prefix + symbol, in the order in which the digest takes them: the code
 # (for sm_100 and later in a second form, too), how the driver has to launch it, its constants and its
@@ -30,6 +31,11 @@ _SECTION_HEADER = struct.Struct("<II16xQQ")
 _SHT_NOBITS = 8
 
 
+def kernels(cubin: bytes) -> list[str]:
+    """The symbols of a cubin's kernels, sorted. Raises ValueError if these are no bytes of a cubin."""
+    return _kernels(_sections(cubin))
+
+
 def code_sha256(cubin: bytes) -> str:
     """sha256 of the kernels' sections: for each kernel by symbol, for each prefix that it has.
 
@@ -37,16 +43,20 @@ def code_sha256(cubin: bytes) -> str:
     which one that only reserves memory has none. Raises ValueError if these are no bytes of a cubin.
     """
     sections = _sections(cubin)
-    kernels = sorted(name.removeprefix(".text.") for name in sections if name.startswith(".text."))
-    if not kernels:
+    symbols = _kernels(sections)
+    if not symbols:
         raise ValueError("a cubin must have a section .text.KERNEL, but this one has none")
     digest = hashlib.sha256()
-    for kernel in kernels:
+    for kernel in symbols:
         for prefix in _PREFIXES:
             if prefix + kernel in sections:
                 size, content = sections[prefix + kernel]
                 digest.update(prefix.encode() + b"\0" + size.to_bytes(8, "little") + content)
     return digest.hexdigest()
+
+
+def _kernels(sections: Iterable[str]) -> list[str]:
+    return sorted(name.removeprefix(".text.") for name in sections if name.startswith(".text."))
 
 
 def _sections(cubin: bytes) -> dict[str, tuple[int, bytes]]:

@@ -1,11 +1,13 @@
 """cuda_cubin: one kernel for one architecture."""
 
 load(":backward.bzl", "BACKWARD_ATTRS", "served")
+load(":cuda_archs.bzl", "check_arch")
 load(":cuda_toolchain.bzl", "CUDA_TOOLCHAIN")
 load(":nvcc.bzl", "NVCC_ATTRS", "gencode", "run_nvcc", "source_includes")
 load(":providers.bzl", "KernelInfo")
 
 def _cuda_cubin_impl(ctx):
+    check_arch(ctx.label, ctx.attr.arch)
     serves = served(ctx)
     about = {
         "arch": ctx.attr.arch,
@@ -39,7 +41,8 @@ cuda_cubin = rule(
     doc = """Compiles one CUDA source for one architecture into a cubin.
 
 Fails on spilled registers and on wgmma that ptxas serialises. A kernel that serves gradients alone
-is not compiled where backward is off (backward.bzl).
+is not compiled where backward is off (backward.bzl). It is compiled even if //:cuda_archs leaves out `arch`.
+kernel_manifest fails if the cubin has no kernel `kernel_id`.
 
 Example:
     cuda_cubin(

@@ -21,8 +21,8 @@ def _kernel_manifest_impl(ctx):
             fail("{}: two kernels are called {}: {} and {}; give one another id".format(
                 ctx.label,
                 kernel.id,
-                seen[kernel.id].short_path,
-                kernel.cubin.short_path,
+                seen[kernel.id].owner,
+                kernel.cubin.owner,
             ))
         seen[kernel.id] = kernel.cubin
     removed = depset(transitive = [target[KernelInfo].removed for target in ctx.attr.kernels]).to_list()

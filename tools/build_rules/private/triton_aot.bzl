@@ -1,6 +1,7 @@
 """triton_aot: a Triton kernel, compiled ahead of time for several architectures."""
 
 load(":backward.bzl", "BACKWARD_ATTRS", "served")
+load(":cuda_archs.bzl", "check_arch")
 load(":providers.bzl", "CudaArchsInfo", "KernelInfo")
 
 def _compile(ctx, id, arch, config):
@@ -36,9 +37,13 @@ def _triton_aot_impl(ctx):
         "num_stages": ctx.attr.num_stages,
         "num_warps": ctx.attr.num_warps,
     })
+    if len(ctx.attr.archs) > 1 and "{arch}" not in ctx.attr.kernel_id:
+        fail("{}: kernel_id of several archs must have \"{{arch}}\", which makes an id for each, but is \"{}\"; append \"_{{arch}}\""
+            .format(ctx.label, ctx.attr.kernel_id))
     serves = served(ctx)
     kernels, removed = [], []
     for arch in ctx.attr.archs:
+        check_arch(ctx.label, arch)
         if arch not in ctx.attr._cuda_archs[CudaArchsInfo].archs:
             continue
         id = ctx.attr.kernel_id.format(arch = arch.replace("_", ""))

@@ -11,6 +11,7 @@ backward is off for them, "backward" the value of the flag. Empty lists are omit
 import hashlib
 import json
 import pathlib
+import sys
 
 import cubin_code
 from absl import app, flags
@@ -37,17 +38,30 @@ def _open_file(listed: dict) -> dict:
     }
 
 
-def main(argv: list[str]) -> None:
+def _symbol_error(id: str, path: str, symbols: list[str]) -> str:
+    return (
+        f"{path}: kernel_id={id!r} must be the symbol of a kernel in the cubin, which has {', '.join(symbols)}; "
+        f'declare the kernel extern "C" __global__ under this name, or correct kernel_id'
+    )
+
+
+def main(argv: list[str]) -> int:
     del argv
     listing = json.loads(pathlib.Path(_KERNELS.value).read_text(encoding="utf-8"))
     kernels = listing["kernels"]
     for kernel in kernels:
-        cubin = pathlib.Path(kernel.pop("cubin")).read_bytes()
+        path = kernel.pop("cubin")
+        cubin = pathlib.Path(path).read_bytes()
         kernel["sha256"] = hashlib.sha256(cubin).hexdigest()
         kernel["code_sha256"] = cubin_code.code_sha256(cubin)
         kernel["size_bytes"] = len(cubin)
         description = kernel.pop("description", None)
-        if description is not None:
+        if description is None:  # a launch description has the symbol; otherwise it is the id
+            symbols = cubin_code.kernels(cubin)
+            if kernel["id"] not in symbols:
+                print(_symbol_error(kernel["id"], path, symbols), file=sys.stderr)
+                return 1
+        else:
             kernel["description_sha256"] = hashlib.sha256(pathlib.Path(description).read_bytes()).hexdigest()
     manifest = {
         "schema": 1,
@@ -65,6 +79,7 @@ def main(argv: list[str]) -> None:
     digest = hashlib.sha256(text.encode("ascii")).hexdigest()
     text = text.replace('"digest": ""', f'"digest": "{digest}"', 1)
     pathlib.Path(_OUT.value).write_text(text, encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":

@@ -193,7 +193,8 @@ def check_platform(wheel: pathlib.Path, tag: str) -> None:
     if proven is None or tuple(map(int, proven.groups())) > tuple(map(int, claimed.groups())):
         raise WheelError(
             f"the modules must run wherever {platform} says, but they are {found}: they need "
-            f"{_needs(info)}; build with the toolchain of stoneware_toolchains(), or set "
+            f"{_needs(info)}; build with Stoneware's C++ toolchain (stoneware_toolchains() in WORKSPACE, "
+            'register_toolchains("@stoneware_toolchains//:all") in MODULE.bazel, without cc = False), or set '
             'platform = "linux_x86_64" in the python_wheel'
         )
 
