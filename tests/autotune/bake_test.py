@@ -205,6 +205,36 @@ def test_incomplete_folder_and_unknown_file_are_refused(tmp_path):
         bake("scaled_mm", [tmp_path / "notes.txt"], small.manifest())
 
 
+def test_decorated_kernel_of_which_no_sample_is_is_refused_with_the_ops_of_the_samples(tmp_path):
+    files = small.write_device(tmp_path, [small.sample(BIG, 1.0)])
+    with pytest.raises(ValueError) as caught:
+        bake("acme.kernels:softmax", files)
+    message = str(caught.value)
+    assert "op='acme.kernels:softmax' must be an op that the samples have, which are scaled_mm" in message
+    assert "correct the name, or give the folder with its acme.kernels.softmax.jsonl" in message
+    assert bake("acme.kernels:softmax", [])  # no samples at all are an empty table
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"out": None}, "out=None in the config"),
+        ({"a": "int3"}, "a='int3' in the config"),
+        ({"layout": "xy"}, "layout='xy' in the config"),
+        ({"tile": [128, 0, 64]}, "tile=[128, 0, 64] of kernel"),
+        ({"tile": None}, "tile=None of kernel"),
+    ],
+)
+def test_triton_kernel_with_an_invalid_config_is_refused(config, words):
+    (record,) = [kernel for kernel in small.kernel_records() if kernel.id == small.triton().kernel]
+    invalid = dataclasses.replace(record, config={**record.config, **config})
+    with pytest.raises(ValueError) as caught:
+        bake("scaled_mm", [], Manifest({invalid.id: invalid}))
+    message = str(caught.value)
+    assert words in message and record.id in message and "must be " in message
+    assert "set it in `config` of the kernel's triton_aot" in message
+
+
 def test_samples_of_a_kernel_that_the_manifest_lists_as_left_out_are_absent(tmp_path):
     samples = [small.sample(BIG, 1.0), small.sample(TINY, 2.0)]
     files = small.write_device(tmp_path / "both", samples)

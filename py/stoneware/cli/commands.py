@@ -134,16 +134,9 @@ def bake(
     from stoneware.runtime import regular_file
     from stoneware.tuning import bake as baking
     from stoneware.tuning import table_file
-    from stoneware.tuning.merge import file_name
 
     output = Output("bake", json)
     paths = _files(check_paths(files or []))
-    names = [path.name for path in paths if path.suffix == ".jsonl"]
-    if is_kernel(op) and names and file_name(op) not in names:  # the name is probably misspelt
-        raise ValueError(
-            f"--op={op!r} must be one that the samples have, which are {', '.join(names)}; correct the name, or "
-            f"give the folder with its {file_name(op)}"
-        )
     built = None if is_kernel(op) else manifest.packaged()
     data = baking.bake(op, paths, built)
     baked = table_file.decode(data, out, op)

@@ -16,6 +16,7 @@ from stoneware.errors import TableError, quoted
 from stoneware.kernels.config import BACKENDS_WITHOUT_KERNELS
 from stoneware.kernels.key import is_kernel
 from stoneware.kernels.manifest import Manifest
+from stoneware.kernels.tile_rule import check_config
 from stoneware.runtime.device import by_hardware
 from stoneware.specs import OPS
 from stoneware.tuning import entries as entry_rules
@@ -45,7 +46,8 @@ def bake(op: str, sample_files: Iterable[str | os.PathLike[str]], manifest: Mani
       TableError: a file is damaged; a sample is of a kernel that is not in the manifest (unless as
         left out or removed: such a sample is skipped), of a run that runs.json lacks, or of another
         device; the message has the file, the line and the remedy.
-      ValueError: `op` is unknown, or a file is of no known kind.
+      ValueError: `op` is unknown, a file is of no known kind, a config of a Triton kernel is invalid, or `op` is a
+        decorated kernel and all samples are of other ops.
     """
     if is_kernel(op):
         manifest = None
@@ -53,6 +55,9 @@ def bake(op: str, sample_files: Iterable[str | os.PathLike[str]], manifest: Mani
         raise ValueError(f"op={quoted(op)} must be one of {', '.join(OPS)}, or a decorated kernel as 'module:function'")
     elif manifest is None:
         raise ValueError(f"manifest=None of op={op!r} must be the kernel manifest of the build")
+    else:
+        for kernel in manifest.select(op=op, backend="triton_aot"):
+            check_config(kernel)
     records: list[DeviceRecord] = []
     taken: list[tuple[Run, Sample]] = []
     folder_of: dict[str, Path] = {}
@@ -89,6 +94,13 @@ def _folders(op: str, sample_files: Iterable[str | os.PathLike[str]]) -> list[Pa
                 f"{path}: a sample file is <op>.jsonl, runs.json or device.json; pass these, or a folder that is there"
             )
     folders = [path.parent for path in paths if path.name == file_name(op)]
+    if is_kernel(op) and not folders:  # the name is probably misspelt
+        files = [path for path in paths if path.suffix == ".jsonl"]
+        if ops := sorted({sample.op for path in files for _, sample in samples_format.read_samples(path)}):
+            raise ValueError(
+                f"op={quoted(op)} must be an op that the samples have, which are {', '.join(ops)}; correct the name, "
+                f"or give the folder with its {file_name(op)}"
+            )
     for folder in folders:
         for name in ("runs.json", "device.json"):
             if folder / name not in paths:
