@@ -97,6 +97,19 @@ def test_bazel_of_the_major_version_is_taken(checkout):
     assert checkout.start("build").stdout.splitlines()[0] == "bazel"
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"), [("my_bazel", "point $BAZEL at one"), ("bazelisk", "put 7.7.1 into .bazelversion")]
+)
+def test_chosen_bazel_of_another_major_version_is_run_with_a_warning(checkout, name, remedy):
+    bazel = checkout.add_program(name, version="8.4.0")
+    environment = {"BAZEL": str(bazel)} if name == "my_bazel" else {}
+    result = checkout.start("build", **environment)
+    assert result.stdout.splitlines()[0] == name
+    assert f"{bazel} is version 8.4.0, but Stoneware is tested with 7.x alone; if it fails, {remedy}" in result.stderr
+    checkout.add_program(name, version="7.0.2")
+    assert checkout.start("build", **environment).stderr == ""
+
+
 @pytest.mark.parametrize("version", ["8.4.0", "6.5.0", "77.0.0", "no_version"])
 def test_bazel_of_another_version_is_left_alone_and_said_so(checkout, version):
     bazel = checkout.add_program("bazel", version=version)

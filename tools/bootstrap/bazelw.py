@@ -92,15 +92,24 @@ def version_of(bazel: str) -> str:
     return match.group(1) if match else ""
 
 
+def warn_of_another_version(bazel: str, remedy: str) -> None:
+    """Says so if the Bazel that somebody chose has another major version. One that does not run says more itself."""
+    version = version_of(bazel)
+    if version and version.split(".")[0] != MAJOR:
+        say(f"{bazel} is version {version}, but Stoneware is tested with {MAJOR}.x alone; if it fails, {remedy}")
+
+
 def find_bazel(cache: pathlib.Path) -> tuple[list[str], list[str]]:
     """The command with its startup options, and the rc lines that this Bazel needs."""
     chosen = os.environ.get("BAZEL")
     if chosen:
         if shutil.which(chosen) is None:
             sys.exit(f"bazelw: $BAZEL must name a program, but is {chosen!r}; correct or unset it.")
+        warn_of_another_version(chosen, "point $BAZEL at one")
         return [chosen], []
     bazelisk = shutil.which("bazelisk")
     if bazelisk:
+        warn_of_another_version(bazelisk, f"put {VERSION} into .bazelversion")
         return [bazelisk], []
     bazel = shutil.which("bazel")
     if bazel:
