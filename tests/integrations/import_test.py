@@ -41,6 +41,6 @@ def test_the_wheel_has_an_entry_point_for_each_engine(group, caplog):
     host = group.partition(".")[0]
     if importlib.util.find_spec(host) is None:
         plugin()  # the engine must start
-        assert re.search(f"runs its own kernels: .*tried with {host} .*, but it is not installed", caplog.text)
+        assert re.search(f"runs its own kernels: .*tried with {host} .*, but {host} is not installed", caplog.text)
         with pytest.raises(UnsupportedError, match=f"tried with {host}"):
             importlib.import_module(entry_point.module).register()

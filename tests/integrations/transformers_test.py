@@ -447,7 +447,9 @@ def test_another_version_is_named_in_the_error():
     assert hosts.TRIED["transformers"][-1] in message and "is installed" in message and "register_quantizer" in message
 
 
-def test_use_kernels_without_kernels_says_what_was_tried(monkeypatch):
+def test_use_kernels_without_a_fitting_pair_names_both_versions_to_install(monkeypatch):
     monkeypatch.setattr("transformers.utils.import_utils.is_kernels_available", lambda: False)
-    with pytest.raises(UnsupportedError, match=f"tried with kernels {hosts.TRIED['kernels'][0]}.*takes kernels from"):
+    with pytest.raises(UnsupportedError, match="kernels 0.17.2 and transformers 5.19.0.*takes kernels from") as caught:
         engine.use_kernels()
+    assert 'pip install "kernels==0.17.2" "transformers==5.19.0"' in str(caught.value)
+    assert "0.17.2" in hosts.TRIED["kernels"] and "5.19.0" in hosts.TRIED["transformers"]

@@ -15,6 +15,9 @@ TRIED = {
 }
 """Distribution -> the versions that tests/integrations ran with, the newest last."""
 
+_TOGETHER = {"kernels": {"kernels": "0.17.2", "transformers": "5.19.0"}}
+"""Distribution -> the versions to install together, if one of its own does not fit each version of another."""
+
 _OFF = {"sglang": "start SGLang with SGLANG_PLUGINS=none", "vllm": "start vLLM with VLLM_PLUGINS=none"}
 """How to leave out a plug-in that its host loads by itself."""
 
@@ -29,9 +32,15 @@ def unfit(host: str, error: BaseException) -> UnsupportedError:
       host: a name of TRIED.
       error: the ImportError or AttributeError.
     """
+    versions = _TOGETHER.get(host, {host: TRIED[host][-1]})
+    tried = f"{host} {', '.join(TRIED[host])}"
+    if host in _TOGETHER:
+        tried = " and ".join(f"{name} {version}" for name, version in versions.items())
+    pins = " ".join(f'"{name}=={version}"' for name, version in versions.items())
     return UnsupportedError(
-        f"stoneware.integrations was tried with {host} {', '.join(TRIED[host])}, but {installed(host)}, where this "
-        f'fails: {error}; pip install "{host}=={TRIED[host][-1]}", or {_OFF.get(host, "do without this integration")}'
+        f"stoneware.integrations was tried with {tried}, but "
+        f"{' and '.join(map(installed, versions))}, where this fails: {error}; pip install {pins}, or "
+        f"{_OFF.get(host, 'do without this integration')}"
     )
 
 
@@ -42,4 +51,4 @@ def installed(host: str) -> str:
             return f"{distribution} {importlib.metadata.version(distribution)} is installed"
         except importlib.metadata.PackageNotFoundError:
             continue
-    return "it is not installed"
+    return f"{host} is not installed"

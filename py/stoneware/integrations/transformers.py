@@ -285,7 +285,7 @@ def use_kernels() -> None:
         if repository["repo_id"] != KERNEL:
             raise AttributeError(f"FP8Linear loads {repository['repo_id']} instead of {KERNEL}")
     except (ImportError, AttributeError, KeyError) as error:
-        raise unfit("transformers", error) from error
+        raise unfit("kernels", error) from error
     if not import_utils.is_kernels_available():
         lowest, beyond = import_utils.KERNELS_MIN_VERSION, import_utils.KERNELS_MAX_VERSION
         raise unfit("kernels", ImportError(f"this transformers takes kernels from {lowest} on, below {beyond}"))
