@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from stoneware.errors import explained, quoted
 from stoneware.kernels import manifest, sum_order
-from stoneware.kernels.config import VENDOR, AnyConfig, Config, KernelConfig
+from stoneware.kernels.config import TRITON_AOT, VENDOR, AnyConfig, Config, KernelConfig
 from stoneware.kernels.key import AnyKey, KernelKey, Key
 from stoneware.ops import operation_of
 from stoneware.runtime import gpu_models
@@ -18,12 +18,14 @@ from stoneware.runtime.device import CPU, Device, DeviceFingerprint, cuda_device
 from stoneware.runtime.gpu_models import GPU_MODELS
 from stoneware.specs import OPS, spec_of
 from stoneware.tuning import policy, sources, table_file
-from stoneware.tuning.lookup import Decision
+from stoneware.tuning.lookup import Decision, Grade
 from stoneware.tuning.table import DeviceTable
 from stoneware.tuning.table_entry import MODELLED_RUN, Choice
 
 if TYPE_CHECKING:
     import torch
+
+    from stoneware.ops.dispatch import Operation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,8 @@ class Explanation:
       sum_order: the order in which an element is summed, in words; empty for a decorated kernel.
       batch_invariant: whether `sw.batch_invariant` requires a fixed order.
       table_digest: of the wheel's table; empty on a CPU, which needs no table, and for a decorated kernel.
-      hint: how to get the answer for a GPU, if none was named and none is available; otherwise empty.
+      hint: how to get the answer for a GPU, if none was named and none is available; or how to let other kernels
+        compete with torch's, if nothing was measured; otherwise empty.
     """
 
     op: str
@@ -84,6 +87,7 @@ class Explanation:
             "grade": decision.grade,
             "reason": decision.reason,
             "chosen": chosen and _choice_json(chosen, chosen),
+            "measured_on": decision.measured_on,
             "runners_up": [_choice_json(choice, chosen) for choice in decision.runners_up if chosen],
             "refusals": [{"what": item.what, "step": item.step, "reason": item.reason} for item in decision.refusals],
             "sum_order": self.sum_order,
@@ -94,7 +98,12 @@ class Explanation:
 
     def __str__(self) -> str:
         decision = self.decision
-        step = f"{decision.step}" + (f", from the {decision.source}" if decision.source else "")
+        times_of = decision.measured_on if decision.grade == Grade.OTHER_DEVICE else ""
+        step = str(decision.step)
+        if times_of:
+            step += f"{' shape' if decision.step == Grade.EXACT else ''}, measured on {times_of}"
+        if decision.source:
+            step += f", from the {decision.source}"
         is_kernel = isinstance(self.problem, KernelKey)
         lines = [
             *fitted("", problem_in_words(self.problem) if is_kernel else str(self.problem)),
@@ -113,6 +122,7 @@ class Explanation:
         if self.table_digest:
             lines += fitted("table", self.table_digest)
         if decision.chosen:
+            lines.append(f"candidates{f' on {times_of}' if times_of else ''} (> is chosen)")
             lines += _choice_lines(decision.chosen, decision.runners_up)
         if decision.refusals:
             lines.append("refused")
@@ -140,7 +150,7 @@ def fitted(label: str, text: str, width: int = 10) -> list[str]:
 
 def _choice_lines(chosen: Choice, runners_up: Iterable[Choice]) -> list[str]:
     """The choices from fast to slow, in lines of at most COLUMNS."""
-    lines = ["candidates (> is chosen)"]
+    lines = []
     for choice in sorted([chosen, *runners_up], key=lambda choice: choice.median_us):
         time = f"{'>' if choice is chosen else ' '} {choice.median_us:9.2f} us"
         margin = "" if choice is chosen else f"{(choice.median_us / chosen.median_us - 1) * 100:+.1f} %"
@@ -278,8 +288,21 @@ def explain(
         sum_order=_sum_order(decision.config),
         batch_invariant=policy.is_batch_invariant(),
         table_digest=packaged.digest if packaged else "",
-        hint=_HINT if device is None and place.kind == "cpu" else "",
+        hint=_HINT if device is None and place.kind == "cpu" else _tuning_hint(operation, problem, place, decision),
     )
+
+
+def _tuning_hint(operation: Operation, problem: Any, device: Device, decision: Decision) -> str:
+    """Which kernels a measurement could choose instead of torch's."""
+    if decision.grade != Grade.HEURISTIC or decision.config.backend != VENDOR:
+        return ""
+    backends = {config.backend for config in operation.candidates(problem, device)} - {VENDOR}
+    titles = " and ".join(_KERNELS_OF[name] for name in _KERNELS_OF if name in backends)
+    return f"run `stoneware tune` on this GPU to let {titles} kernels compete" if titles else ""
+
+
+_KERNELS_OF = {"sm90": "Hopper", TRITON_AOT: "Triton"}
+"""Backend -> its kernels in words."""
 
 
 def _sum_order(config: Config) -> str:
@@ -329,11 +352,14 @@ def _described(op: str, name: str) -> DeviceFingerprint:
             )
         if devices_named(label, devices):
             return device_named(label, devices, where, _OTHER_DEVICES).fingerprint
-    in_tables = sorted({label for other in OPS for device in _devices_of(other) for label in device.names})
+    short_names = {model.fingerprint.name: model.short_name for model in GPU_MODELS}
+    measured = {device.fingerprint.name for other in OPS for device in _devices_of(other)}
+    in_tables = sorted(short_names.get(label, label) for label in measured)
     archs = sorted({model.fingerprint.compute_capability for model in GPU_MODELS})
     raise ValueError(
         f"device={quoted(name)} must name a GPU in the tuning tables ({', '.join(in_tables) or 'none'}), another "
-        f"GPU model ({', '.join(model.names[-1] for model in GPU_MODELS)}) or a compute capability "
+        f"GPU model ({', '.join(short_names[label] for label in short_names if label not in measured)}) or a compute "
+        "capability "
         f"({', '.join(f'sm_{major}{minor}' for major, minor in archs)}); pass one of those{_OTHER_DEVICES}"
     )
 

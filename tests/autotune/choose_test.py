@@ -63,7 +63,7 @@ def test_long_products_tie_with_the_vendor_in_a_wider_band():
         ordered, rule = choose(timed, [BIG])
         assert ordered[0].config == expected
         assert is_slower(timed[1], timed[0]) == (expected == BIG)
-    assert rule == "the vendor library, within 6% of the fastest of 2"
+    assert rule == "torch's kernel of those that take at most 6% longer than the fastest of 2"
     timed = [Timed(BIG, LONG_US), Timed(small.VENDOR, LONG_US * 1.07)]
     assert choose(timed, [])[0][0].config == BIG
 

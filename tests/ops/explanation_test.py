@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 
 import pytest
@@ -79,7 +80,7 @@ def test_text_fits_a_terminal_and_marks_the_chosen_kernel():
                 step=Grade.EXACT,
                 source="wheel",
                 grade=Grade.EXACT,
-                reason="first in canonical order, within 3% of the fastest, " * 3,
+                reason="the preferred one of those that take at most 3% longer than the fastest, " * 3,
                 chosen=chosen,
                 runners_up=(choice("slow", 9.9), choice("triton", 123456.0)),
                 refusals=(Refusal(what=f"sm90:{LONG_ID}", step=Grade.EXACT, reason="it is too long"),),
@@ -145,6 +146,8 @@ def test_part_of_several_names_is_refused_with_all_of_them(monkeypatch):
         ("sm_80", "NVIDIA A100-SXM4-80GB"),
         ("sm86", "NVIDIA A10"),
         ("rtx 4090", "NVIDIA GeForce RTX 4090"),
+        ("RTX4090", "NVIDIA GeForce RTX 4090"),
+        ("GH200", "NVIDIA GH200 480GB"),
         ("H100", "NVIDIA H100 80GB HBM3"),
         ("sm_90", "NVIDIA H100 80GB HBM3"),
         ("sm_90a", "NVIDIA H100 80GB HBM3"),
@@ -156,7 +159,7 @@ def test_part_of_several_names_is_refused_with_all_of_them(monkeypatch):
 def test_a_gpu_is_explained_by_name_or_compute_capability(name, device):
     answer = sw.explain("matmul", m=16, n=4096, k=4096, device=name)
     assert answer.device.fingerprint.name == device
-    assert answer.config.backend != "reference" and not answer.hint
+    assert answer.config.backend != "reference" and "no GPU is available" not in answer.hint
 
 
 def test_the_name_of_a_measured_gpu_finds_the_measured_device():
@@ -169,6 +172,42 @@ def test_an_unknown_gpu_is_refused_with_the_known_names():
         with pytest.raises(ValueError, match=f"device='{name}' must name a GPU .*H200.*A100.*sm_80, sm_86") as caught:
             sw.explain("matmul", m=1, n=16, k=16, device=name)
         assert "pass one of those, 'cuda', 'cpu' or None" in str(caught.value)
+        gpus = re.findall(r"\(([^()]+)\)", str(caught.value))[:2]
+        names = ", ".join(gpus).split(", ")
+        assert len(names) == len(set(names)) and {"H100", "H200", "A100", "RTX 4090"} < set(names)
+
+
+def test_times_of_another_gpu_are_named_as_such():
+    # The H200's measurement decides here, because this layer was not measured on an H100.
+    answer = sw.explain("scaled_mm", m=16, n=6144, k=4096, device="H100")
+    lines = str(answer).splitlines()
+    assert answer.grade == "other device" and answer.as_dict()["measured_on"] == "NVIDIA H200"
+    assert any("exact shape, measured on NVIDIA H200" in line for line in lines)
+    assert "candidates on NVIDIA H200 (> is chosen)" in lines
+    lines = str(sw.explain("scaled_mm", m=16, n=6144, k=4096, device="H200")).splitlines()
+    assert "candidates (> is chosen)" in lines and not any("measured on" in line for line in lines)
+
+
+def test_the_reason_without_measurements_is_that_of_the_chosen_backend():
+    answers = {
+        device: sw.explain("scaled_mm", m=16, n=6144, k=4096, device=device) for device in ("A100", "L4", "B200")
+    }
+    assert "Triton kernel with the smallest tile" in answers["A100"].decision.reason
+    assert not answers["A100"].hint
+    for device in ("L4", "B200"):
+        assert "torch's own comes first" in answers[device].decision.reason
+        assert answers[device].hint == "run `stoneware tune` on this GPU to let Triton kernels compete"
+    for answer in answers.values():
+        assert "Hopper" not in answer.decision.reason
+        reasons = [item.reason for item in answer.decision.refusals]
+        assert len(reasons) == len(set(reasons))
+
+
+def test_triton_refuses_block_scales_by_name():
+    answer = sw.explain("scaled_mm", m=16, n=6144, k=4096, scales="block", device="L4")
+    assert "no scaled_mm kernel with block scales; quantize with row or tensor scales" in str(
+        [item.reason for item in answer.decision.refusals if item.what == "triton_aot"]
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is the default")

@@ -78,6 +78,8 @@ def why_unusable(key: Key, device: Device) -> str | None:
                 f"{key.shape} must be below 2**31 in each size plus a tile, and have fewer than "
                 f"2**31 tiles, because {BACKEND} counts both in 32 bits; split the problem"
             )
+        if "block" in key.scales:
+            return f"{BACKEND} has no {key.op} kernel with block scales; quantize with row or tensor scales"
         return (
             f"{BACKEND} has no {key.op} kernel for {key.a_dtype} x {key.b_dtype} -> "
             f"{key.out_dtype}, layout {key.layout}; cast or copy the tensors, or take another "

@@ -5,6 +5,7 @@ Runs on a miss of an op's plan cache, and in `explain`.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -117,7 +118,8 @@ class Operation:
                 return
             if has_kernels:
                 preferred = self.preferred(key, device.compute_capability, manifest.packaged())
-                yield Grade.HEURISTIC, self.spec.preferred_reason, preferred
+                for name, configs in itertools.groupby(preferred, lambda preference: preference.backend):
+                    yield Grade.HEURISTIC, self.spec.preferred_reason[name], list(configs)
             first = "no measurement and no heuristic applies; the first that can run here"
             yield Grade.DEFAULT, first, backends.configs()
 

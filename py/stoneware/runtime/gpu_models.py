@@ -24,6 +24,11 @@ class GpuModel:
     def names(self) -> tuple[str, ...]:
         return (self.fingerprint.name, *self.aliases)
 
+    @property
+    def short_name(self) -> str:
+        """Its name in lists."""
+        return self.aliases[0] if self.aliases else self.fingerprint.name.removeprefix("NVIDIA ")
+
 
 def _model(
     name: str, capability: tuple[int, int], num_sms: int, l2_bytes: int, memory_khz: int, *aliases: str
@@ -38,14 +43,15 @@ A100 = _model("NVIDIA A100-SXM4-80GB", (8, 0), 108, 41943040, 1593000, "A100")
 A10 = _model("NVIDIA A10", (8, 6), 72, 6291456, 6251000)
 L40S = _model("NVIDIA L40S", (8, 9), 142, 100663296, 9001000)
 L4 = _model("NVIDIA L4", (8, 9), 58, 50331648, 6251000)
-RTX_4090 = _model("NVIDIA GeForce RTX 4090", (8, 9), 128, 75497472, 10501000)
+RTX_4090 = _model("NVIDIA GeForce RTX 4090", (8, 9), 128, 75497472, 10501000, "RTX 4090", "RTX4090")
 H100 = _model("NVIDIA H100 80GB HBM3", (9, 0), 132, 52428800, 2619000, "H100")
 H100_PCIE = _model("NVIDIA H100 PCIe", (9, 0), 114, 52428800, 1593000)
 H200 = _model("NVIDIA H200", (9, 0), 132, 62914560, 3201000)
+GH200 = _model("NVIDIA GH200 480GB", (9, 0), 132, 62914560, 2619000, "GH200")
 B200 = _model("NVIDIA B200", (10, 0), 148, 132644864, 3996000)
-RTX_5090 = _model("NVIDIA GeForce RTX 5090", (12, 0), 170, 100663296, 14001000)
+RTX_5090 = _model("NVIDIA GeForce RTX 5090", (12, 0), 170, 100663296, 14001000, "RTX 5090", "RTX5090")
 
-GPU_MODELS = (A100, A10, L40S, L4, RTX_4090, H100, H100_PCIE, H200, B200, RTX_5090)
+GPU_MODELS = (A100, A10, L40S, L4, RTX_4090, H100, H100_PCIE, H200, GH200, B200, RTX_5090)
 """The first of a compute capability represents it."""
 
 

@@ -70,10 +70,10 @@ SPEC = OpSpec(
     takes=("num_groups", "scales"),
     needs={"num_groups": "pass --num-groups 8, with -m the rows of all groups together"},
     preferred=preferred,
-    preferred_reason=(
-        "no measurement applies; of our kernels for Hopper the one with the smallest tile that still "
-        "covers the mean rows of a group, otherwise torch._grouped_mm"
-    ),
+    preferred_reason={
+        "sm90": "no measurement applies; the Hopper kernel with the smallest tile that covers the mean rows of a group",
+        VENDOR.backend: "no measurement applies; of the kernels that run here torch's own comes first",
+    },
     forms={4: "GxMxNxK, G groups of M rows on average, such as 8x16x4096x14336"},
     layers=EXPERTS,
     m_values=lambda sizes: [m for m in ROWS_PER_GROUP if m * sizes[0] <= MAX_ROWS],

@@ -44,7 +44,11 @@ SPEC = OpSpec(
     make_problem=Problem.dense,
     takes=("has_bias", "batch", "layout"),
     preferred=preferred,
-    preferred_reason=("no measurement applies; the vendor library, which has kernels for every arch and size"),
+    preferred_reason={
+        VENDOR.backend: "no measurement applies; torch's own kernel comes first, because it runs on every GPU",
+        "sm90": "no measurement applies; the Hopper kernel with the smallest tile that covers m",
+        "triton_aot": "no measurement applies; the Triton kernel with the smallest tile that covers m",
+    },
     forms={3: SHAPE_FORM, 4: "BxMxNxK, a batch of B matmuls, such as 128x16x512x128"},
     layers=WEIGHTS,
     m_values=lambda sizes: M_VALUES,

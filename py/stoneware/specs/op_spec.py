@@ -81,7 +81,7 @@ class OpSpec:
       needs: those of them without a default -> what to pass.
       tolerance: the largest relative error of a problem's result.
       preferred: the heuristic: configs by key, compute capability and manifest, best first.
-      preferred_reason: that heuristic as a sentence.
+      preferred_reason: backend -> why the heuristic chose one of its configs, a sentence.
       forms: number of sizes in a shape -> its form, with an example.
       layers: named layer -> its sizes without m, as in a shape.
       m_values: sizes of a layer -> the m that are measured.
@@ -104,7 +104,7 @@ class OpSpec:
     needs: Mapping[str, str] = field(default_factory=dict)
     tolerance: Callable[[Any], float] = matmul_tolerance
     preferred: Callable[[Key, tuple[int, int], Manifest], list[Config]]
-    preferred_reason: str
+    preferred_reason: Mapping[str, str]
     forms: Mapping[int, str]
     layers: Mapping[str, tuple[int, ...]]
     m_values: Callable[[Sequence[int]], Sequence[int]]

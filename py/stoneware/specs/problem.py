@@ -113,7 +113,7 @@ class AnyProblem:
         rows or columns. With `in_units`, n, k and the leading dimensions must be multiples of 16 bytes too."""
         operands, result = (unit(self.a_dtype), unit(self.out_dtype)) if in_units else (1, 1)
         for name, multiple in (("m", 1), ("n", operands), ("k", operands)):
-            remedy = PADDING[name] if multiple > 1 else "nothing is computed for none"
+            remedy = PADDING[name] if multiple > 1 else "an empty matmul runs no kernel, so leave it out"
             check_count(name, getattr(self, name), multiple=multiple, remedy=remedy)
         for name, spanned in _spanned(self.layout).items():
             multiple, remedy = (result, "pass an out with aligned rows") if name == "ldd" else (operands, _COPY)

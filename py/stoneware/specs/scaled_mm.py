@@ -183,11 +183,11 @@ SPEC = OpSpec(
     make_problem=Problem.dense,
     takes=("scales", "has_bias"),
     preferred=preferred,
-    preferred_reason=(
-        f"no measurement applies; with block scales, and up to m = {LARGEST_SPLIT_M} with fast accumulation or above "
-        "with slow one, of our Hopper kernels the one with the smallest tile that still covers m; otherwise the "
-        "vendor library, then our kernels by the same rule"
-    ),
+    preferred_reason={
+        "sm90": "no measurement applies; the Hopper kernel with the smallest tile that covers m",
+        VENDOR_BACKEND: "no measurement applies; of the kernels that run here torch's own comes first",
+        "triton_aot": "no measurement applies; the Triton kernel with the smallest tile that covers m",
+    },
     forms={3: SHAPE_FORM},
     layers=WEIGHTS,
     m_values=lambda sizes: M_VALUES,

@@ -67,8 +67,10 @@ def choose(candidates: Sequence[Candidate], preferred: Sequence[AnyConfig] = ())
     if chosen is fastest:
         rule = f"the fastest of {len(by_time)}"
     else:
-        which = "the vendor library" if is_vendor(chosen.config) else "first in canonical order"
-        rule = f"{which}, within {_band(chosen, fastest):.0%} of the fastest of {len(by_time)}"
+        which = "torch's kernel" if is_vendor(chosen.config) else "the preferred one"
+        rule = (
+            f"{which} of those that take at most {_band(chosen, fastest):.0%} longer than the fastest of {len(by_time)}"
+        )
     return (chosen, *(candidate for candidate in by_time if candidate is not chosen)), rule
 
 

@@ -352,6 +352,7 @@ class Decision:
       source: "overlay", "memory", "user's store", "wheel" or "package NAME", for steps 2 to 4.
       chosen: the measurement behind the config, for steps 2 to 4.
       runners_up: the other candidates at the entry's shape, fast ones first.
+      measured_on: name of the GPU whose times these are, for steps 2 to 4.
       refusals: what was refused before.
       run: what the source knows of the run that measured `chosen`; empty if none did.
     """
@@ -363,6 +364,7 @@ class Decision:
     source: str = ""
     chosen: Choice | None = None
     runners_up: tuple[Choice, ...] = ()
+    measured_on: str = ""
     refusals: tuple[Refusal, ...] = ()
     run: Mapping[str, Any] = field(default_factory=dict)
 
@@ -409,7 +411,15 @@ def decide(
         return reason is None
 
     def all_refusals() -> tuple[Refusal, ...]:
-        return (*refused_backends(), *refusals)
+        backends = refused_backends()
+        reasons = {(item.what, item.reason) for item in backends}
+        # Nobody chose or measured a config of the heuristic, so that of a refused backend is not refused once more.
+        others = (
+            item
+            for item in refusals
+            if item.step != Grade.HEURISTIC or (item.what.partition(":")[0], item.reason) not in reasons
+        )
+        return (*backends, *others)
 
     for answer in answers:
         for choice in answer.entry.choices:
@@ -473,6 +483,7 @@ def _from_entry(answer: Answer, chosen: Choice, refusals: tuple[Refusal, ...]) -
         source=answer.source,
         chosen=chosen,
         runners_up=tuple(choice for choice in entry.choices if choice is not chosen),
+        measured_on=name,
         refusals=refusals,
         run=answer.runs.get(chosen.run, {}),
     )
