@@ -49,7 +49,7 @@ def assert_same_tuning(group: torch.distributed.ProcessGroup | None = None) -> s
     Raises:
       TuningMismatchError: the wheels or the batch invariance differ; raised on every rank.
       ImportError: torch is not installed.
-      RuntimeError: torch.distributed is not initialised.
+      RuntimeError: torch.distributed is not initialized.
       TableError: a table of this installation is damaged.
     """
     try:
@@ -58,7 +58,7 @@ def assert_same_tuning(group: torch.distributed.ProcessGroup | None = None) -> s
         raise explained(error) from error
     if not distributed.is_available() or not distributed.is_initialized():
         raise RuntimeError(
-            "assert_same_tuning needs an initialised process group, and torch.distributed has "
+            "assert_same_tuning needs an initialized process group, and torch.distributed has "
             "none; call it after torch.distributed.init_process_group(...)"
         )
     own = description()

@@ -129,6 +129,14 @@ def test_merging_keeps_every_sample_once_and_no_unused_run(made):
             assert path.parent == out
 
 
+def test_a_file_that_is_not_a_store_is_refused_as_an_input(tmp_path):
+    bad = tmp_path / "bad.sqlite3"
+    bad.write_bytes(b"not a database" * 1000)
+    with pytest.raises(TableError, match=r"bad.sqlite3 is not a store: .*; pass a .sqlite3 of `stoneware tune` or a f"):
+        merge.merge([bad], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_store_and_a_folder_merge_and_files_are_named_after_op_and_device(tmp_path):
     store = Store(tmp_path / "samples.sqlite3")
     other_run = data.run("other", device=data.H100)

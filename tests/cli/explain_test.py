@@ -23,23 +23,29 @@ from stoneware.tuning.store import Store
             "scales='foo' must be one of tensor, row, block, block_1d, or two as tensor/row",
         ),
         (["scaled_mm", "-m", 1, "-n", 16, "-k", 16, "--scales", "row/foo"], "scales='row/foo' must"),
-        ([KERNEL_OP, "M=1", "-m", 1, "--out-dtype", "bf16"], "-m --out-dtype must be left out"),
+        (
+            [KERNEL_OP, "M=1", "-m", 1, "--out-dtype", "bf16"],
+            "-m --out-dtype must be left out: a decorated kernel takes KEY=VALUE",
+        ),
         ([KERNEL_OP, "M=1", "--bias"], "--bias must be left out"),
         (["matmul", "-m", 1, "-n", 16, "-k", 16, "--num-groups", 2], "--num-groups must be left out"),
         (["scaled_mm", "-m", 1, "-n", 16, "-k", 16, "--batch", 2], "--batch must be left out"),
         (
             ["grouped_mm", "-m", 1, "-n", 16, "-k", 16, "--num-groups", 2, "--layout", "nn"],
-            "--layout must be left out: for matmul",
+            "--layout must be left out: grouped_mm has no choice of a layout, only matmul has",
         ),
         (["matmul", "-m", 1, "-n", 16, "-k", 16, "--layout", "xy"], "layout='xy' must be one of nt"),
         (["matmul", "-m", 1, "-n", 16, "-k", 16, "--layout", "n"], "layout='n' must be one of nt"),
         (["matmul", "-m", 1, "-n", 16, "-k", 16, "--layout", ""], "layout='' must be one of nt"),
         (["matmul", "-m", 1, "-n", 16, "-k", 16, "--batch", 0], "batch=0 must be at least 1"),
-        (["matmul", "-m", 0, "-n", 16, "-k", 16, "--batch", 4], "m=0 must be at least 1"),
+        (
+            ["matmul", "-m", 0, "-n", 16, "-k", 16, "--batch", 4],
+            "m=0 must be at least 1; an empty matmul runs no kernel, so leave it out",
+        ),
         (["grouped_mm", "-m", 1, "-n", 16, "-k", 16], "--num-groups must be given for grouped_mm"),
         (
             ["grouped_mm", "-m", 1, "-n", 16, "-k", 16, "--num-groups", 2, "--bias"],
-            "--bias must be left out: for scaled_mm and matmul; grouped_mm has no bias",
+            "--bias must be left out: grouped_mm has no bias, only scaled_mm and matmul have",
         ),
         (
             ["grouped_mm", "-m", 1, "-n", 16, "-k", 16, "--num-groups", 2, "--scales", "tensor"],

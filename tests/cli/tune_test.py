@@ -305,7 +305,7 @@ def test_a_model_is_measured_and_the_gain_is_told(measuring, package, own_store,
     ("arguments", "text"),
     [
         (["--tensor-parallel", "2"], "--tensor-parallel=2 is for --model, which is missing; pass --model too"),
-        (["--model", "x", "--ops", "matmul"], "--ops must be left out: for --model says what is measured"),
+        (["--model", "x", "--ops", "matmul"], "--ops must be left out: --model says what is measured"),
         (["--model", "nowhere"], "model='nowhere' must be a Hugging Face config.json"),
     ],
 )

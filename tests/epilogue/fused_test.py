@@ -190,8 +190,15 @@ def test_prepare_calls_the_op(tensors):
         ({"inputs": (3,)}, TypeError, r"inputs\[0\] must be a torch.Tensor, not int"),
         ({"inputs": (torch.ones(5),)}, ValueError, "must broadcast"),
         ({"inputs": (torch.ones(N),) * 30}, ValueError, "must have at most 32 tensors"),
-        ({"out_dtype": torch.float64}, ValueError, "out_dtype=torch.float64 must be"),
+        ({"out_dtype": torch.float64}, TypeError, "out_dtype=torch.float64 must be"),
         ({"backend": "none"}, ValueError, "unknown backend"),
+        ({"epilogue": "relu"}, TypeError, "epilogue='relu' must be a function of the sums and the inputs, not str"),
+        (
+            {"epilogue": lambda acc, r: acc + r},
+            TypeError,
+            "must take the sums and 0 inputs.*pass one tensor in inputs=",
+        ),
+        ({"epilogue": lambda acc: acc, "inputs": (torch.ones(N),)}, TypeError, "must take the sums and 1 inputs"),
         ({"epilogue": lambda acc, *_: acc.softmax(-1)}, UnsupportedError, "_softmax"),
     ],
 )

@@ -172,6 +172,18 @@ def too_old(monkeypatch):
     toolchain._nvjitlink.cache_clear()
 
 
+def test_a_library_that_is_missing_is_named_in_one_line(too_old):
+    def fail():
+        raise RuntimeError('Failure finding "libnvrtc.so"\n  listdir("/usr/lib"):\n    libc.so')
+
+    too_old("nvrtc", nvrtcVersion=None)
+    sys.modules["cuda.bindings.nvrtc"].nvrtcVersion = fail
+    with pytest.raises(UnsupportedError) as caught:
+        toolchain._nvrtc()
+    assert 'RuntimeError: Failure finding "libnvrtc.so"; install torch' in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("module", "version", "name"),
     [("nvjitlink", {"version": (12, 8)}, "nvJitLink"), ("nvrtc", {"nvrtcVersion": (0, 12, 8)}, "NVRTC")],

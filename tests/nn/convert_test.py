@@ -172,6 +172,12 @@ def test_a_filter_decides_alone(model):
     assert done.kept["up"] == "the filter refuses it"
 
 
+@pytest.mark.parametrize("value", ["meta-llama", None])
+def test_what_is_no_module_is_refused(value):
+    with pytest.raises(TypeError, match=f"model={value!r} must be a torch.nn.Module, not {type(value).__name__}; load"):
+        nn.convert(value)
+
+
 def test_an_unknown_recipe_swaps_nothing(model):
     with pytest.raises(ValueError, match="recipe='fp4' must be one of bf16, tensorwise"):
         nn.convert(model, "fp4")

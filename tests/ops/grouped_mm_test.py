@@ -151,7 +151,7 @@ BAD = {
     "b row-major": (GOOD, {"b": GOOD.weights.mT.contiguous()}, ValueError, ["b.stride()", "column-major"]),
     "k differs": (GOOD, {"a": random_fp8(11, 32)}, ValueError, ["agree in k, 32 is not 64"]),
     "dtypes differ": (GOOD, {"a": PLAIN.a}, TypeError, ["b.dtype", "bfloat16"]),
-    "fp32": (PLAIN, {"a": PLAIN.a.float()}, TypeError, ["a.dtype=torch.float32", "quantise"]),
+    "fp32": (PLAIN, {"a": PLAIN.a.float()}, TypeError, ["a.dtype=torch.float32", "quantize it with sw.quantize(a)"]),
     "no scale": (GOOD, {"scale_b": None}, TypeError, ["scale_b=None", "pass one"]),
     "scale of bf16": (PLAIN, {"scale_a": torch.ones(11)}, ValueError, ["scale_a", "must be None"]),
     "scale of a column": (GOOD, {"scale_a": torch.ones(11, 1)}, ValueError, ["scale_a.shape=[11, 1]", "[m]=[11]"]),

@@ -411,7 +411,7 @@ BAD_OPTIONS = {
     ),
     "out_dtype unknown": (
         {"out_dtype": torch.float64},
-        ValueError,
+        TypeError,
         ["out_dtype=torch.float64", "torch.bfloat16 or torch.float32"],
     ),
     "out_dtype no dtype": ({"out_dtype": "fp32"}, TypeError, ["out_dtype='fp32'", "torch.float32"]),

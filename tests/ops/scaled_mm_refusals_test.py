@@ -74,7 +74,7 @@ BAD = {
     "a in bf16": (
         lambda: {"a": torch.zeros(M, K, dtype=torch.bfloat16)},
         TypeError,
-        ["a.dtype=torch.bfloat16", "float8_e4m3fn", "quantise"],
+        ["a.dtype=torch.bfloat16", "float8_e4m3fn", "quantize it with sw.quantize(a)"],
     ),
     "b in e4m3 of another format": (
         lambda: {"b": torch.zeros(N, K).to(torch.float8_e4m3fnuz).t()},
@@ -142,6 +142,16 @@ BAD = {
         lambda: {"a": random_fp8(M, 256), "b": random_fp8(N, 256).t(), "scale_a": torch.ones(M, 2)},
         ValueError,
         ["scale_b.shape=[1, 48]", "[2, 1]", "[4, 1]", "[2, 48]", "128 x 128"],
+    ),
+    "block scales of b that are not transposed": (
+        lambda: {
+            "a": random_fp8(M, 512),
+            "b": random_fp8(256, 512).t(),
+            "scale_a": torch.ones(M, 4),
+            "scale_b": torch.ones(2, 4),
+        },
+        ValueError,
+        ["scale_b.shape=[2, 4]", "[k/128, n/128]=[4, 2], rounded up", "pass scale_b.t()"],
     ),
     "block scales of b with one scale of a": (
         lambda: {

@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import stoneware as sw
+from stoneware.errors import UnsupportedError
 from stoneware.triton_autotune.decorator import autotune
 
 ONE = [triton.Config({"BLOCK": 16})]
@@ -418,10 +419,11 @@ if __name__ == "__main__":
     [
         ({"configs": [{"TILE": 64}], "key": ["count"]}, r"configs\[0\]=.* must be a triton.Config, not"),
         ({"configs": "abc", "key": ["count"]}, "configs='abc' must be a list of triton.Config"),
+        ({"configs": [], "key": ["count"]}, r"configs=\[\] must have at least one triton.Config"),
         ({"configs": None, "key": ["count"]}, "configs=None must be a list of triton.Config"),
-        ({"configs": [], "key": "count"}, r"key='count' must be a list of names; write \['count'\]"),
+        ({"configs": ONE, "key": "count"}, r"key='count' must be a list of names; write \['count'\]"),
         (
-            {"configs": [], "key": ["count"], "prune_configs_by": {"nope": 3}},
+            {"configs": ONE, "key": ["count"], "prune_configs_by": {"nope": 3}},
             "prune_configs_by=.* must be a dict with some of early_config_prune",
         ),
     ],
@@ -437,9 +439,15 @@ def test_wrong_arguments_are_refused_where_the_kernel_is_decorated(arguments, me
         sw.autotune(**arguments)(kernel)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_launch_without_a_gpu_names_the_remedy():
+    with pytest.raises(UnsupportedError, match="scale must be launched on a machine with a GPU.*TRITON_INTERPRET=1"):
+        decorate()[(1,)](Tensor(4096), Tensor(8192), 100)
+
+
 def test_a_plain_function_is_refused():
     with pytest.raises(TypeError, match="must decorate a kernel, and plain is a plain function"):
 
-        @sw.autotune(configs=[], key=[])
+        @sw.autotune(configs=ONE, key=[])
         def plain(x):
             pass

@@ -81,7 +81,7 @@ def explain(
 
         sizes = {"m": m, "n": n, "k": k}
         names = [name for name, value in {**sizes, **options, **dtypes}.items() if value is not None]
-        refuse(names, "an op; a decorated kernel takes KEY=VALUE")
+        refuse(names, "a decorated kernel takes KEY=VALUE")
         answers = kernel_explanation.explain(op, key or [], device)
         output.text("\n\n".join(map(str, answers)))
         return output.document({"op": op, "answers": [answer.as_dict() for answer in answers]}, exit_codes.OK)
@@ -112,4 +112,5 @@ def _check_options(op: str, options: Mapping[str, Any]) -> None:
             raise ValueError(f"{flag(name)} must be given for {op}; {spec_of(op).needs[name]}")
         if value is not None and name not in spec_of(op).takes:
             takers = [other for other in OPS if name in spec_of(other).takes]
-            refuse([name], f"{' and '.join(takers)}; {op} has no {FLAGS[name]}")
+            have = f"{' and '.join(takers)} {'has' if len(takers) == 1 else 'have'}"
+            refuse([name], f"{op} has no {FLAGS[name]}, only {have}")

@@ -16,10 +16,10 @@ def flag(name: str) -> str:
     return f"-{name}" if len(name) == 1 else f"--{name.removeprefix('has_').replace('_', '-')}"
 
 
-def refuse(names: Sequence[str], owner: str) -> None:
-    """Raises ValueError if `names` is not empty: these parameters belong to `owner`."""
+def refuse(names: Sequence[str], reason: str) -> None:
+    """Raises ValueError if `names` is not empty: these parameters do not apply, for a reason."""
     if names:
-        raise ValueError(f"{' '.join(map(flag, names))} must be left out: for {owner}")
+        raise ValueError(f"{' '.join(map(flag, names))} must be left out: {reason}")
 
 
 def split(name: str, text: str) -> list[str]:

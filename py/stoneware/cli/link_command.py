@@ -67,7 +67,8 @@ def link(
         raise ValueError(f"--op={op!r} must be one of {', '.join(OPS)}; pass one of these")
     options = {"scales": scales, "num_groups": num_groups, "has_bias": bias or None}
     refuse(
-        [name for name, value in options.items() if value is not None and name not in spec_of(op).takes], "other ops"
+        [name for name, value in options.items() if value is not None and name not in spec_of(op).takes],
+        f"{op} does not take it",
     )
     from stoneware import explanation
     from stoneware.linking import cubins, toolchain

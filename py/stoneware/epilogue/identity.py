@@ -1,12 +1,15 @@
-"""What tells one epilogue from another: its code, and the values that it reads."""
+"""What tells one epilogue from another, its code and the values that it reads; and whether it takes the inputs."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import types
 from collections.abc import Callable
 from typing import Any
+
+from stoneware.errors import quoted
 
 
 def identity(function: Callable[..., Any]) -> Any:
@@ -46,6 +49,26 @@ def _is_hashable(value: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+def check_function(function: Any, num_inputs: int) -> None:
+    """Raises TypeError unless it is a function that takes the sums and this number of inputs."""
+    if not callable(function):
+        raise TypeError(
+            f"epilogue={quoted(function)} must be a function of the sums and the inputs, not "
+            f"{type(function).__name__}; pass for example epilogue=torch.relu"
+        )
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a function in C, whose parameters nothing lists
+        return
+    try:
+        signature.bind(None, *[None] * num_inputs)
+    except TypeError as error:
+        raise TypeError(
+            f"epilogue{signature} must take the sums and {num_inputs} inputs, the number of tensors in inputs=: "
+            f"{error}; pass one tensor in inputs= for each parameter after the first"
+        ) from error
 
 
 @functools.lru_cache(maxsize=1024)

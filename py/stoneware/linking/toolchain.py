@@ -211,9 +211,10 @@ def _load(name: str, module: str, version_of: Callable[[Any], Iterable[int]]) ->
         bindings = importlib.import_module(f"cuda.bindings.{module}")
         version = tuple(version_of(bindings))
     except Exception as error:  # the bindings raise what their search for the library does
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise UnsupportedError(
             f"linking needs NVRTC and nvJitLink of CUDA {_dotted(LEAST_VERSION)} or later, but {name} cannot be "
-            f"loaded: {type(error).__name__}: {error}; {_REMEDY}"
+            f"loaded: {reason}; {_REMEDY}"
         ) from error
     if version < LEAST_VERSION:
         raise UnsupportedError(

@@ -165,9 +165,14 @@ def convert(
       The changes, and the reasons why other modules stayed; `undo()` takes them back.
 
     Raises:
+      TypeError: `model` is not a module.
       ValueError: an unknown recipe.
       torch.OutOfMemoryError: the device and the host have too little memory.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(
+            f"model={quoted(model)} must be a torch.nn.Module, not {type(model).__name__}; load it with from_pretrained"
+        )
     if recipe != BF16 and recipe not in RECIPES:
         raise ValueError(f"recipe={quoted(recipe)} must be one of {', '.join((BF16, *RECIPES))}; pass one of these")
     return _convert(_Converter(model, recipe, filter, frozen=frozen, fuse_wgrad_accumulation=fuse_wgrad_accumulation))

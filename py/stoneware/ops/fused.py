@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 
 from stoneware.epilogue import linked, source, trace
 from stoneware.epilogue.expression import Expression
-from stoneware.epilogue.identity import frozen, identity
+from stoneware.epilogue.identity import check_function, frozen, identity
 from stoneware.errors import LinkError, TuningMissError, UnsupportedError, quoted
 from stoneware.kernels.config import Config
 from stoneware.kernels.sm90_kernels import BACKEND as SM90
@@ -143,6 +143,7 @@ class _FusedCalls:
         self.plans, self.function, self.objects = plans, function, tuple(objects)
         self._num_tensors, self._num_inputs = len(tensors), len(inputs)
         self._sums_too: _FusedCalls | None = None
+        check_function(function, len(inputs))
         self._check(tensors, inputs)
         self._check_arguments(tensors)
         expression, _ = self._traced(tensors, inputs)

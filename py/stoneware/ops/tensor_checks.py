@@ -128,15 +128,11 @@ def dtype_texts(names: Iterable[str]) -> str:
     return " or ".join(str(TORCH_DTYPES[name]) for name in names)
 
 
-def check_out_dtype(
-    out_dtype: object, allowed: Collection[str], *, remedy: str = "cast the result", error: type[Exception] = TypeError
-) -> torch.dtype:
-    """Returns the dtype if its name is in `allowed`; otherwise raises `error`, or TypeError if it is not a dtype."""
+def check_out_dtype(out_dtype: object, allowed: Collection[str], *, remedy: str = "cast the result") -> torch.dtype:
+    """Returns the dtype if its name is in `allowed`; otherwise raises TypeError."""
     if isinstance(out_dtype, torch.dtype) and DTYPE_NAMES.get(out_dtype) in allowed:
         return out_dtype
-    if not isinstance(out_dtype, torch.dtype):
-        error = TypeError
-    raise error(f"out_dtype={quoted(out_dtype)} must be {dtype_texts(allowed)}; {remedy}")
+    raise TypeError(f"out_dtype={quoted(out_dtype)} must be {dtype_texts(allowed)}; {remedy}")
 
 
 def check_contiguous_along_k(a: torch.Tensor, b: torch.Tensor) -> None:

@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from stoneware.errors import UnsupportedError
 from stoneware.kernels.key import KernelKey
 from stoneware.runtime import native
 from stoneware.runtime.device import DRIVER_MODULE, DeviceFingerprint, cuda_device
@@ -72,7 +73,7 @@ def autotune(
       cache_results: False neither reads nor writes the user's store or compiled kernels on disk.
 
     Raises:
-      ValueError: `key`, `reset_to_zero` or `restore_value` names no parameter of the kernel.
+      ValueError: `configs` is empty, or `key`, `reset_to_zero` or `restore_value` names no parameter of the kernel.
       TypeError: the decorated object is not a kernel, or an argument has the wrong type.
     """
     if warmup is not None or rep is not None or use_cuda_graph:
@@ -214,6 +215,7 @@ class AutotunedKernel:
         return plan
 
     def _launch_by_triton(self, launch: Launch) -> Any:
+        _check_driver(self.op, self.fn)
         config = self._decide(launch).config
         self.best_config = config
         if config.pre_hook is not None:
@@ -271,7 +273,28 @@ def _check_configs(configs: Sequence[Any]) -> list[Any]:
                 f"configs[{idx}]={config!r} must be a triton.Config, not "
                 f"{type(config).__name__}; write triton.Config({{...}})"
             )
-    return list(configs) or [triton.Config({}, num_warps=4, num_stages=3, num_ctas=1)]
+    if not configs:
+        raise ValueError("configs=[] must have at least one triton.Config; pass configs=[triton.Config({...}), ...]")
+    return list(configs)
+
+
+def _check_driver(op: str, fn: Any) -> None:
+    """Raises UnsupportedError if Triton has no GPU to launch on, and does not interpret the kernel."""
+    from triton.runtime.driver import driver
+
+    try:
+        _ = driver.active
+    except RuntimeError as error:
+        from triton.runtime.interpreter import InterpretedFunction
+
+        while hasattr(fn, "fn"):  # under triton.heuristics
+            if isinstance(fn, InterpretedFunction):
+                return
+            fn = fn.fn
+        raise UnsupportedError(
+            f"{op} must be launched on a machine with a GPU, and Triton finds none: {error}; run it on a GPU, or set "
+            "TRITON_INTERPRET=1 before the kernel is decorated"
+        ) from error
 
 
 def _current_device() -> int | None:

@@ -25,7 +25,7 @@ from stoneware.errors import TableError, quoted
 from stoneware.kernels import manifest
 from stoneware.runtime.canonical import canonical_json
 from stoneware.runtime.device import DeviceFingerprint, by_hardware
-from stoneware.tuning import entries, store, table_file
+from stoneware.tuning import entries, store, store_file, table_file
 from stoneware.tuning import samples as sample_format
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
 
@@ -43,12 +43,14 @@ class Source:
       devices: the record of each device, and its samples with their runs.
       problems: what was skipped, each with its place.
       files: the files that were read, of a folder.
+      damage: why nothing of a store can be read; empty if something can.
     """
 
     path: Path
     devices: list[tuple[DeviceRecord, list[tuple[Run, Sample]]]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
+    damage: str = ""
 
 
 @dataclass
@@ -111,6 +113,12 @@ def merge(sources: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]
         raise ValueError(f"keep={quoted(keep)} must be one of {', '.join(KEEP)}")
     out = Path(out)
     read = [read_source(path) for path in sources]
+    for source in read:
+        if source.damage:
+            raise TableError(
+                f"{source.path} is not a store: {source.damage}; pass a .sqlite3 of `stoneware tune` or a folder of "
+                "samples"
+            )
     replaced = _files_to_replace(read, out)
     runs = _united_runs(read)
     devices = _devices(read, runs, keep)
@@ -158,7 +166,9 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read_store(source: Source, path: Path) -> None:
-    taken, source.problems = store.Store(path).read()
+    reading = store_file.read(path)
+    source.damage = "" if reading.rows else reading.damage
+    taken, source.problems = store_file.decoded(path, reading, None)
     by_device: dict[DeviceFingerprint, list[tuple[Run, Sample]]] = {}
     for run, sample in taken:
         by_device.setdefault(run.device, []).append((run, sample))

@@ -139,7 +139,7 @@ def read(path: Path, *, has_turn: bool = False) -> Reading:
         reading.damage = printable(reading.damage)  # it may name what somebody planted
         reading.problems.append(
             f"{path}: must be written anew: {reading.damage}; {len(reading.rows)} rows were read; "
-            "the next measurement keeps it aside and writes them to a new one"
+            "if it is your store, the next measurement keeps it aside and writes them to a new one"
         )
     return reading
 

@@ -48,7 +48,9 @@ def plan(
         )
     if offs.dtype != torch.int32:
         raise TypeError(f"offs.dtype={offs.dtype} must be torch.int32; cast it with offs.to(torch.int32)")
-    dtype = tensor_checks.check_dtype("a", a, IN_DTYPES, "quantise it to float8_e4m3fn, or cast it with a.bfloat16()")
+    dtype = tensor_checks.check_dtype(
+        "a", a, IN_DTYPES, "quantize it with sw.quantize(a), or cast it with a.bfloat16()"
+    )
     tensor_checks.check_dtype("b", b, (dtype,), f"cast it to {a.dtype}")
     has_block_scales = _check_scales(dtype, scale_a, scale_b, m, n, k, num_groups)
     out_dtype = tensor_checks.check_out_dtype(torch.bfloat16 if out_dtype is None else out_dtype, OUT_DTYPES[dtype])

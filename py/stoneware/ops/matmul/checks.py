@@ -43,7 +43,7 @@ def plan(
     if out_dtype is None:
         out_dtype = out.dtype if out is not None and DTYPE_NAMES.get(out.dtype) in allowed else a.dtype
     remedy = f"omit it for {a.dtype}, the operands'"
-    out_dtype = tensor_checks.check_out_dtype(out_dtype, allowed, remedy=remedy, error=ValueError)
+    out_dtype = tensor_checks.check_out_dtype(out_dtype, allowed, remedy=remedy)
     if bias is not None:
         if b.ndim == 1:
             raise ValueError("bias must be None with a 1-D b: the result has no n dimension; add it to the result")

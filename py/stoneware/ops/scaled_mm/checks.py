@@ -40,9 +40,8 @@ def plan(
 ) -> Plan:
     """See `OpPlans.checks`."""
     (m, n), k = _shape(a, b), a.shape[1]
-    cast = "quantise it to float8_e4m3fn or float8_e5m2 first"
-    a_dtype = tensor_checks.check_dtype("a", a, IN_DTYPES, cast)
-    b_dtype = tensor_checks.check_dtype("b", b, IN_DTYPES, cast)
+    a_dtype = tensor_checks.check_dtype("a", a, IN_DTYPES, "quantize it with sw.quantize(a)")
+    b_dtype = tensor_checks.check_dtype("b", b, IN_DTYPES, "quantize the weight [n, k] with sw.quantize(weight)")
     tensor_checks.check_out_dtype(out_dtype, OUT_DTYPES)
     scale_a_kind, scale_b_kind = _scale_kinds(scale_a, scale_b, m, n, k)
     has_block_scales = scale_a_kind == "block_1x128"
@@ -88,15 +87,18 @@ def _scale_kinds(scale_a: torch.Tensor, scale_b: torch.Tensor, m: int, n: int, k
     padded_b_shape = [padded_num_blocks(k), num_blocks(n)]
     is_a_block = list(scale_a.shape) == a_shape
     is_b_block = list(scale_b.shape) in (b_shape, padded_b_shape)
+    b_shapes = list(dict.fromkeys(map(str, (b_shape, padded_b_shape))))
     if is_a_block and is_b_block and (a_shape[1] > 1 or scale_b.numel() > 1):
         return "block_1x128", "block_128x128"
     if is_a_block and a_shape[1] > 1 and list(scale_b.shape) == [a_shape[1], n]:
         return "block_1x128", "block_1x128"
     if is_a_block and a_shape[1] > 1 and scale_a.numel() > 1:
+        is_transposed = list(scale_b.shape)[::-1] in (b_shape, padded_b_shape, [a_shape[1], n])
+        remedy = f"scale b in blocks of {BLOCK} x {BLOCK}, or of {BLOCK} x 1"
         raise ValueError(
-            f"scale_b.shape={list(scale_b.shape)} must be [k/{BLOCK}, n/{BLOCK}]={b_shape} or "
-            f"{padded_b_shape}, rounded up, or [k/{BLOCK}, n]={[a_shape[1], n]}, with scale_a.shape={a_shape}, "
-            f"one scale per {BLOCK} elements of a row; scale b in blocks of {BLOCK} x {BLOCK}, or of {BLOCK} x 1"
+            f"scale_b.shape={list(scale_b.shape)} must be [k/{BLOCK}, n/{BLOCK}]={' or '.join(b_shapes)}, "
+            f"rounded up, or [k/{BLOCK}, n]={[a_shape[1], n]}, with scale_a.shape={a_shape}, one scale per "
+            f"{BLOCK} elements of a row; {'pass scale_b.t()' if is_transposed else remedy}"
         )
     if is_b_block and scale_b.numel() > 1:
         raise ValueError(
