@@ -4,7 +4,7 @@
 
 Weights are random, of Llama 3 8B's sizes, or those of --checkpoint. Prints the bytes of the linears'
 weights and the tokens/s of both, eager and, on a GPU, in CUDA graphs over a static cache. Needs transformers
-5.x. Runs anywhere; on a CPU fp8 is emulated, and slow.
+5.x. Runs anywhere; on a CPU fp8 is emulated, and slow: make the model small there.
 """
 
 from __future__ import annotations
@@ -99,6 +99,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> dict[str, float]:
     """Tokens/s by kind of linear and mode."""
     options = parse(arguments)
+    source = options.checkpoint or f"{options.layers} layers of width {options.width} with random weights"
+    print(f"makes a Llama: {source}", flush=True)
     model = build(options)
     device = next(model.parameters()).device
     prompt = torch.randint(model.config.vocab_size, (options.batch, options.length), device=device)
@@ -111,6 +113,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         print(f"{kind}: linears of {num_bytes / 1e6:.1f} MB")
         for in_graph in (False, True) if device.type == "cuda" else (False,):
             mode = f"{kind}, {'CUDA graph' if in_graph else 'eager'}"
+            print(f"{mode}: generates {options.tokens} tokens for each of {options.batch} prompts", flush=True)
             _, rates[mode] = generate(model, prompt, options.tokens, in_graph)
             print(f"{mode}: {rates[mode]:.0f} tokens/s")
     return rates

@@ -7,7 +7,7 @@ Prints the loss and the tokens/s of both. With --folder each run saves its state
 run that was stopped goes on from there, with the losses that it would have had. With --fsdp the parameters,
 in 32 bits, are shared out among the ranks (torch.distributed.fsdp) and gathered in fp8; each rank has a
 batch of its own.
-Runs anywhere; on a CPU fp8 is emulated, and slow.
+Runs anywhere; on a CPU fp8 is emulated, and slow: --layers 1 --width 64 --batch 2 --length 64 --steps 20 takes seconds.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ def train(recipe: str, options: argparse.Namespace) -> list[float]:
         show(f"{recipe}: goes on after step {len(losses)}")
     data = text()
     begin, first = time.perf_counter(), len(losses)
+    device = next(model.parameters()).device.type
+    show(f"{recipe}: {options.steps - first} steps of {options.batch} x {options.length} tokens on the {device}")
     for step in range(first, options.steps):
         loss = loss_of(model, data, step * num_ranks + rank, options.batch, options.length)
         optimizer.zero_grad()
@@ -53,6 +55,8 @@ def train(recipe: str, options: argparse.Namespace) -> list[float]:
         if options.fsdp:
             distributed.all_reduce(mean)
         losses.append(mean.item())
+        if step == first:
+            show(f"{recipe}: the first step took {time.perf_counter() - begin:.1f} s, loss {losses[-1]:.4f}")
         if path and (step + 1) % options.save == 0:
             save(path, model, optimizer, losses)
     tokens = (len(losses) - first) * options.batch * options.length * num_ranks

@@ -20,6 +20,7 @@ from markdown_pages import ROOT, Block, blocks, pages
 
 from stoneware.cli import exit_codes
 from stoneware.tuning import samples
+from stoneware.tuning.merge import merge
 from stoneware.tuning.samples import Run, Sample
 from stoneware.tuning.store import Store
 
@@ -83,8 +84,8 @@ def _add(store: Path, measured: list[tuple[Run, Sample]]) -> None:
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory) -> dict[str, Page]:
-    """A Page for each page: its folder has two stores and a package's samples, which are also in
-    the user's store."""
+    """A Page for each page: its folder has two stores, their samples like in a clone, and a package's
+    samples, which are also in the user's store."""
     root = tmp_path_factory.mktemp("pages")
     h200 = _samples(ROOT / "py" / "stoneware" / "tuning_data" / "nvidia_h200", "scaled_mm", most=30)
     acme = ROOT / "tests" / "downstream" / "tuning_data"
@@ -94,6 +95,7 @@ def opened(tmp_path_factory) -> dict[str, Page]:
         folder = root / page.replace("/", "_")
         _add(folder / "node1.sqlite3", h200[:20])
         _add(folder / "node2.sqlite3", h200[10:])
+        merge([folder / "node1.sqlite3", folder / "node2.sqlite3"], folder / "py" / "stoneware" / "tuning_data")
         shutil.copytree(acme, folder / "tuning_data")
         found[page] = Page(folder)
     return found
