@@ -147,7 +147,6 @@ def test_part_of_several_names_is_refused_with_all_of_them(monkeypatch):
         ("sm86", "NVIDIA A10"),
         ("rtx 4090", "NVIDIA GeForce RTX 4090"),
         ("RTX4090", "NVIDIA GeForce RTX 4090"),
-        ("GH200", "NVIDIA GH200 480GB"),
         ("H100", "NVIDIA H100 80GB HBM3"),
         ("sm_90", "NVIDIA H100 80GB HBM3"),
         ("sm_90a", "NVIDIA H100 80GB HBM3"),

@@ -419,7 +419,6 @@ if __name__ == "__main__":
     [
         ({"configs": [{"TILE": 64}], "key": ["count"]}, r"configs\[0\]=.* must be a triton.Config, not"),
         ({"configs": "abc", "key": ["count"]}, "configs='abc' must be a list of triton.Config"),
-        ({"configs": [], "key": ["count"]}, r"configs=\[\] must have at least one triton.Config"),
         ({"configs": None, "key": ["count"]}, "configs=None must be a list of triton.Config"),
         ({"configs": ONE, "key": "count"}, r"key='count' must be a list of names; write \['count'\]"),
         (

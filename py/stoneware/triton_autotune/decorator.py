@@ -61,7 +61,7 @@ def autotune(
     within the noise go to the config that comes first in the list.
 
     Args:
-      configs: triton.Config objects; the first is the default.
+      configs: triton.Config objects; the first is the default. An empty list has one: 4 warps, 3 stages, as in Triton.
       key: parameters whose values, besides the dtypes of tensors, identify a problem.
       prune_configs_by: "early_config_prune", "perf_model" and "top_k", as in Triton.
       reset_to_zero, restore_value: tensors to zero before, or restore after, each measured launch.
@@ -73,7 +73,7 @@ def autotune(
       cache_results: False neither reads nor writes the user's store or compiled kernels on disk.
 
     Raises:
-      ValueError: `configs` is empty, or `key`, `reset_to_zero` or `restore_value` names no parameter of the kernel.
+      ValueError: `key`, `reset_to_zero` or `restore_value` names no parameter of the kernel.
       TypeError: the decorated object is not a kernel, or an argument has the wrong type.
     """
     if warmup is not None or rep is not None or use_cuda_graph:
@@ -273,9 +273,7 @@ def _check_configs(configs: Sequence[Any]) -> list[Any]:
                 f"configs[{idx}]={config!r} must be a triton.Config, not "
                 f"{type(config).__name__}; write triton.Config({{...}})"
             )
-    if not configs:
-        raise ValueError("configs=[] must have at least one triton.Config; pass configs=[triton.Config({...}), ...]")
-    return list(configs)
+    return list(configs) or [triton.Config({}, num_warps=4, num_stages=3, num_ctas=1)]
 
 
 def _check_driver(op: str, fn: Any) -> None:
