@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 
 import pytest
 import torch
@@ -256,6 +257,10 @@ def test_one_text_serves_all_seeds_and_others_have_no_device_code_of_dropout():
     assert first.text == second.text and first.parameters != second.parameters
     assert second.parameters[:8] == b"\xff" * 8
     assert "Philox" in first.text and "Philox" not in written(lambda acc: acc * 2).text
+    # Nor does the text tell which numbers are equal.
+    for seed, offset in ((0, 0), (7, 7), (7, 3)):
+        one = written(lambda acc, seed=seed, offset=offset: sw.dropout(acc, 0.5, seed, offset))
+        assert one.text == first.text and one.parameters[:16] == struct.pack("<qq", seed, offset)
 
 
 def test_equal_seeds_have_bits_that_are_computed_once():
@@ -327,5 +332,5 @@ def test_what_no_epilogue_can_do_is_refused(function, part):
 
 def test_a_seed_cannot_be_computed():
     for function in (lambda acc, seed: sw.dropout(acc, 0.5, seed + 1), lambda acc, seed: sw.dropout(acc, 0.5, -seed)):
-        with pytest.raises(UnsupportedError, match="not a seed .*; compute it before the call, or .* another offset="):
+        with pytest.raises(UnsupportedError, match="such as a seed .*; compute it before .* another offset="):
             traced(function, torch.tensor(1))

@@ -196,9 +196,9 @@ def test_prepare_calls_the_op(tensors):
         (
             {"epilogue": lambda acc, r: acc + r},
             TypeError,
-            "must take the sums and 0 inputs.*pass one tensor in inputs=",
+            "inputs= has tensors, 0: .*pass one tensor in inputs=",
         ),
-        ({"epilogue": lambda acc: acc, "inputs": (torch.ones(N),)}, TypeError, "must take the sums and 1 inputs"),
+        ({"epilogue": lambda acc: acc, "inputs": (torch.ones(N),)}, TypeError, "inputs= has tensors, 1: "),
         ({"epilogue": lambda acc, *_: acc.softmax(-1)}, UnsupportedError, "_softmax"),
     ],
 )

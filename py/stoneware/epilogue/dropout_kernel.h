@@ -1,6 +1,6 @@
 // The kernel of sw.dropout outside of an epilogue, behind device_code.h and philox.h. A thread has
-// the 4 elements of a counter. x and y are row-major. A seed or an offset is a number, or what an
-// address has.
+// the 4 elements of a counter. x and y are row-major. A seed or an offset is a number, or the
+// value at an address.
 
 template <class Dtype>
 DEVICE void DropPair(const void* x, void* y, long long at, int count, uint2 random,

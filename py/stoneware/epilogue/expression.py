@@ -60,7 +60,7 @@ class Half(NamedTuple):
 
 
 class Element(NamedTuple):
-    """An int64 of an input: what its address plus `offset` elements has."""
+    """An int64 of an input, `offset` elements behind its address."""
 
     input: int
     offset: int

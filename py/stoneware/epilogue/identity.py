@@ -66,7 +66,7 @@ def check_function(function: Any, num_inputs: int) -> None:
         signature.bind(None, *[None] * num_inputs)
     except TypeError as error:
         raise TypeError(
-            f"epilogue{signature} must take the sums and {num_inputs} inputs, the number of tensors in inputs=: "
+            f"epilogue{signature} must take the sums and as many inputs as inputs= has tensors, {num_inputs}: "
             f"{error}; pass one tensor in inputs= for each parameter after the first"
         ) from error
 

@@ -239,9 +239,9 @@ class _Writer:
 
     def _random_bits(self, node: Dropout, *, is_half: bool) -> str:
         """The variable with the random bits of both values, or of their half."""
-        key = node.seed, node.offset, is_half
+        arguments = f"{self._integer(node, 'seed')}, {self._integer(node, 'offset')}"
+        key = arguments, is_half
         if key not in self._random:
-            arguments = f"{self._integer(node.seed)}, {self._integer(node.offset)}"
             if is_half:
                 text = f"RandomWord({arguments}, at.half_m, at.half_n)"
             elif words := self._words():
@@ -251,17 +251,20 @@ class _Writer:
             self._random[key] = self._variable("unsigned" if is_half else "uint2", text)
         return self._random[key]
 
-    def _integer(self, value: int | Element) -> str:
-        """A seed or an offset: a parameter, since it changes from call to call."""
-        if value not in self._integers:
+    def _integer(self, node: Dropout, role: str) -> str:
+        """The seed or the offset: a parameter, since it changes from call to call. A seed that equals an offset has one
+        of its own, so that the text does not change with the numbers."""
+        value = getattr(node, role)
+        key = value if isinstance(value, Element) else (value, role)
+        if key not in self._integers:
             if isinstance(value, Element):
                 address = self._add_address(self._inputs, value.input, value.offset * _WORD)
                 text = f"__ldg(Parameter<const unsigned long long*>(params, {address}))"
-                self._integers[value] = self._variable("unsigned long long", text)
+                self._integers[key] = self._variable("unsigned long long", text)
             else:
-                self._integers[value] = f"Parameter<unsigned long long>(params, {len(self._parameters)})"
+                self._integers[key] = f"Parameter<unsigned long long>(params, {len(self._parameters)})"
                 self._parameters += struct.pack("<q", value)
-        return self._integers[value]
+        return self._integers[key]
 
     def _apply(self, node: Apply, frame: str) -> None:
         arguments = {

@@ -199,7 +199,7 @@ class _Frames:
         meta = _result(name, arguments)
         if meta.dtype == torch.int64:
             raise UnsupportedError(
-                f"an epilogue must not compute with int64, so not a seed or an offset of dropout, but {name} does; "
+                f"an epilogue must not compute with int64, such as a seed or an offset of dropout, but {name} does; "
                 "compute it before the call, or pass sw.dropout another offset="
             )
         _check_dtype(name, meta.dtype)
@@ -262,7 +262,8 @@ class _Frames:
         except RuntimeError as error:
             raise UnsupportedError(
                 f"an epilogue must take views of its inputs that copy nothing, but {name} makes none of "
-                f"inputs[{view.index}]; rearrange it before the call"
+                f"inputs[{view.index}] ({str(error).splitlines()[0]}); correct the shape, or rearrange it before the "
+                "call"
             ) from error
         if isinstance(metas, torch.Tensor):
             return _Traced(metas, view, self)

@@ -41,6 +41,8 @@ def run(x: torch.Tensor, p: float, seed: int | torch.Tensor, offset: int | torch
     blocks = -(-rows * (-(-columns // 16) * 4) // _BLOCK_THREADS)
     if max(rows, columns, blocks) >= 2**31:
         return None
+    from torch._C import _cuda_getCurrentRawStream as current_stream
+
     ordinal = x.device.index
     kernel = _kernel(x.dtype, cuda_device(ordinal).compute_capability)
     if kernel is None:
@@ -51,7 +53,7 @@ def run(x: torch.Tensor, p: float, seed: int | torch.Tensor, offset: int | torch
     numbers = [0 if isinstance(value, torch.Tensor) else value for value in (seed, offset)]
     kernel.launch(
         ordinal,
-        torch.cuda.current_stream(ordinal).cuda_stream,
+        current_stream(ordinal),
         *(blocks, 1, 1),
         *(dense.data_ptr(), y.data_ptr(), *addresses, *numbers),
         *(rows, columns, philox.threshold(p), philox.scale(p)),
