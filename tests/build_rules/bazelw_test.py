@@ -98,14 +98,18 @@ def test_bazel_of_the_major_version_is_taken(checkout):
 
 
 @pytest.mark.parametrize(
-    ("name", "remedy"), [("my_bazel", "point $BAZEL at one"), ("bazelisk", "put 7.7.1 into .bazelversion")]
+    ("name", "remedy"),
+    [
+        ("my_bazel", "point $BAZEL at one"),
+        ("bazelisk", "unset USE_BAZEL_VERSION, or put 7.7.1 into .bazelversion"),
+    ],
 )
 def test_chosen_bazel_of_another_major_version_is_run_with_a_warning(checkout, name, remedy):
     bazel = checkout.add_program(name, version="8.4.0")
     environment = {"BAZEL": str(bazel)} if name == "my_bazel" else {}
     result = checkout.start("build", **environment)
     assert result.stdout.splitlines()[0] == name
-    assert f"{bazel} is version 8.4.0, but Stoneware is tested with 7.x alone; if it fails, {remedy}" in result.stderr
+    assert f"{bazel} is version 8.4.0, but Stoneware is tested with 7.7.1 alone; if it fails, {remedy}" in result.stderr
     checkout.add_program(name, version="7.0.2")
     assert checkout.start("build", **environment).stderr == ""
 

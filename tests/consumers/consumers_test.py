@@ -121,4 +121,4 @@ def test_bazelignore_keeps_a_module_vendored_in_the_tree_out_of_patterns(output_
     assert "//kernels:wheel" in result.stdout.splitlines()
     assert "//third_party" not in result.stdout
     (workspace / ".bazelignore").unlink()
-    assert run_bazel(*query).returncode != 0, "the line of .bazelignore is of no use"
+    assert run_bazel(*query).returncode != 0, "the line of .bazelignore has no effect"

@@ -96,7 +96,7 @@ def warn_of_another_version(bazel: str, remedy: str) -> None:
     """Says so if the Bazel that somebody chose has another major version. One that does not run says more itself."""
     version = version_of(bazel)
     if version and version.split(".")[0] != MAJOR:
-        say(f"{bazel} is version {version}, but Stoneware is tested with {MAJOR}.x alone; if it fails, {remedy}")
+        say(f"{bazel} is version {version}, but Stoneware is tested with {VERSION} alone; if it fails, {remedy}")
 
 
 def find_bazel(cache: pathlib.Path) -> tuple[list[str], list[str]]:
@@ -109,7 +109,7 @@ def find_bazel(cache: pathlib.Path) -> tuple[list[str], list[str]]:
         return [chosen], []
     bazelisk = shutil.which("bazelisk")
     if bazelisk:
-        warn_of_another_version(bazelisk, f"put {VERSION} into .bazelversion")
+        warn_of_another_version(bazelisk, f"unset USE_BAZEL_VERSION, or put {VERSION} into .bazelversion")
         return [bazelisk], []
     bazel = shutil.which("bazel")
     if bazel:

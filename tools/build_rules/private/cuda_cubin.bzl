@@ -1,13 +1,13 @@
 """cuda_cubin: one kernel for one architecture."""
 
 load(":backward.bzl", "BACKWARD_ATTRS", "served")
-load(":cuda_archs.bzl", "check_arch")
+load(":cuda_archs.bzl", "NVCC_ARCHS", "check_arch")
 load(":cuda_toolchain.bzl", "CUDA_TOOLCHAIN")
 load(":nvcc.bzl", "NVCC_ATTRS", "gencode", "run_nvcc", "source_includes")
 load(":providers.bzl", "KernelInfo")
 
 def _cuda_cubin_impl(ctx):
-    check_arch(ctx.label, ctx.attr.arch)
+    check_arch(ctx.label, ctx.attr.arch, NVCC_ARCHS)
     serves = served(ctx)
     about = {
         "arch": ctx.attr.arch,
@@ -61,7 +61,7 @@ Example:
         "backend": attr.string(mandatory = True, doc = "the backend that launches it"),
         "config": attr.string(default = "{}", doc = "the kernel's config as JSON, for the manifest"),
         "defines": attr.string_list(doc = "NAME=VALUE"),
-        "hdrs": attr.label_list(allow_files = True, doc = "headers, by their path in this repository"),
+        "hdrs": attr.label_list(allow_files = True, doc = "headers, by their path in their repository"),
         "kernel_id": attr.string(mandatory = True, doc = "unique name, also of the cubin"),
         "op": attr.string(mandatory = True, doc = "the op it serves"),
         "src": attr.label(

@@ -128,7 +128,7 @@ Example:
         "copts": attr.string_list(doc = "further flags of clang"),
         "defines": attr.string_list(doc = "NAME=VALUE"),
         "deps": attr.label_list(providers = [CcInfo], doc = "libraries of C++ and of CUDA"),
-        "hdrs": attr.label_list(allow_files = True, doc = "headers, by their path in this repository"),
+        "hdrs": attr.label_list(allow_files = True, doc = "headers, by their path in their repository"),
         "srcs": attr.label_list(mandatory = True, allow_files = [".cc", ".cu"], doc = "sources"),
         "_cuda_on_host": attr.label(
             default = Label("//tools/build_rules/private:cuda_on_host.h"),

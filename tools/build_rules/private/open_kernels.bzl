@@ -44,7 +44,7 @@ A linker takes one of them out (-kernels-used), and reads all of them. Kernels t
     attrs = {
         "arch": attr.string(mandatory = True, doc = "for example sm_90a"),
         "file_name": attr.string(mandatory = True, doc = "of the LTO-IR, without .fatbin"),
-        "hdrs": attr.label_list(allow_files = True, doc = "headers, by their path in this repository"),
+        "hdrs": attr.label_list(allow_files = True, doc = "headers, by their path in their repository"),
         "head": attr.string(mandatory = True, doc = "how the source begins"),
         "kernels": attr.label_keyed_string_dict(
             providers = [KernelInfo],

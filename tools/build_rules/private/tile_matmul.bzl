@@ -1,7 +1,7 @@
 """tile_matmul: the LTO-IR of a tile matmul, so that NVRTC need not compile it at the user's."""
 
 load(":backward.bzl", "BACKWARD_ATTRS", "served")
-load(":cuda_archs.bzl", "check_arch")
+load(":cuda_archs.bzl", "NVCC_ARCHS", "check_arch")
 load(":cuda_toolchain.bzl", "CUDA_TOOLCHAIN")
 load(":nvcc.bzl", "NVCC_ATTRS", "compile_lto_ir")
 load(":providers.bzl", "TileMatmulInfo")
@@ -15,7 +15,7 @@ _DIRECTIONS = {
 
 def _tile_matmul_impl(ctx):
     attr = ctx.attr
-    check_arch(ctx.label, attr.arch)
+    check_arch(ctx.label, attr.arch, NVCC_ARCHS)
     fields = {
         "m": attr.m,
         "n": attr.n,
@@ -69,7 +69,8 @@ tile_matmul = rule(
     implementation = _tile_matmul_impl,
     doc = """Compiles each direction of a tile matmul (sw.tile.matmul) to LTO-IR, a file of its own.
 
-It is compiled even if //:cuda_archs leaves out `arch`. fp8 has no gradients and needs `serves = ["forward"]`.
+It is compiled even if //:cuda_archs leaves out `arch`. fp8 has no gradients: it needs
+`serves = ["forward"]` or `backward = "off"`, and `layouts = ["row", "col"]`.
 
 Example:
     tile_matmul(
