@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import pytest
+import small_kernel
 import small_package as small
 
 from stoneware.errors import TableError
@@ -205,7 +206,7 @@ def test_incomplete_folder_and_unknown_file_are_refused(tmp_path):
         bake("scaled_mm", [tmp_path / "notes.txt"], small.manifest())
 
 
-def test_decorated_kernel_of_which_no_sample_is_is_refused_with_the_ops_of_the_samples(tmp_path):
+def test_decorated_kernel_without_samples_is_refused_with_the_ops_of_the_samples(tmp_path):
     files = small.write_device(tmp_path, [small.sample(BIG, 1.0)])
     with pytest.raises(ValueError) as caught:
         bake("acme.kernels:softmax", files)
@@ -213,6 +214,9 @@ def test_decorated_kernel_of_which_no_sample_is_is_refused_with_the_ops_of_the_s
     assert "op='acme.kernels:softmax' must be an op that the samples have, which are scaled_mm" in message
     assert "correct the name, or give the folder with its acme.kernels.softmax.jsonl" in message
     assert bake("acme.kernels:softmax", [])  # no samples at all are an empty table
+    misnamed = small.write_device(tmp_path / "misnamed", [small_kernel.kernel_sample(64, 1.0)], name="softmax.jsonl")
+    with pytest.raises(TableError, match=r"softmax.jsonl: has samples of op='acme.*; move them to acme.kernels.soft"):
+        bake(small_kernel.OP, misnamed)
 
 
 @pytest.mark.parametrize(
@@ -221,6 +225,8 @@ def test_decorated_kernel_of_which_no_sample_is_is_refused_with_the_ops_of_the_s
         ({"out": None}, "out=None in the config"),
         ({"a": "int3"}, "a='int3' in the config"),
         ({"layout": "xy"}, "layout='xy' in the config"),
+        ({"scales": "blocks"}, "scales='blocks' in the config"),
+        ({"accumulation": "slwo"}, "accumulation='slwo' in the config"),
         ({"tile": [128, 0, 64]}, "tile=[128, 0, 64] of kernel"),
         ({"tile": None}, "tile=None of kernel"),
     ],

@@ -132,7 +132,7 @@ def test_merging_keeps_every_sample_once_and_no_unused_run(made):
 def test_a_file_that_is_not_a_store_is_refused_as_an_input(tmp_path):
     bad = tmp_path / "bad.sqlite3"
     bad.write_bytes(b"not a database" * 1000)
-    with pytest.raises(TableError, match=r"bad.sqlite3 is not a store: .*; pass a .sqlite3 of `stoneware tune` or a f"):
+    with pytest.raises(TableError, match=r"bad.sqlite3 must be a store, and is none or is damaged: .*; pass a "):
         merge.merge([bad], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from stoneware.kernels.config import Config
-from stoneware.kernels.key import ELEMENT_BYTES, LAYOUTS, Key
+from stoneware.kernels.key import ACCUMULATIONS, ELEMENT_BYTES, LAYOUTS, SCALES, Key
 from stoneware.kernels.manifest import KernelRecord
 from stoneware.kernels.split_k import is_split_k, is_splitk_sm90
 from stoneware.runtime.fast_dataclass import dataclass
@@ -44,19 +44,24 @@ def extents(kernel: KernelRecord, name: str, default: Any = None) -> tuple[int, 
             raise ValueError(f"{name}={value!r} of kernel {kernel.id!r} must be three integers >= 1")
 
 
-_CONFIG_VALUES = {"a": (*ELEMENT_BYTES,), "b": (*ELEMENT_BYTES,), "out": (*ELEMENT_BYTES,), "layout": LAYOUTS}
-"""What `fits` compares with a key."""
+_CONFIG_VALUES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("a", "b", "out"), (*ELEMENT_BYTES,)),
+    "layout": LAYOUTS,
+    "scales": tuple(scales for scales in SCALES if "block" in scales),
+    "accumulation": ACCUMULATIONS,
+}
+"""What `fits` compares with a key; the last three may be absent."""
 
 
 def check_config(kernel: KernelRecord) -> None:
-    """Checks the fields of a kernel's config that the look-up reads: a, b, out, layout and tile.
+    """Checks the fields of a kernel's config that the look-up reads.
 
     Raises:
       ValueError: one is absent or invalid.
     """
     for name, values in _CONFIG_VALUES.items():
         value = kernel.config.get(name)
-        if value not in values:
+        if value not in values and (name in kernel.config or name in ("a", "b", "out")):
             raise ValueError(
                 f"{name}={value!r} in the config of kernel {kernel.id!r} must be one of {', '.join(values)}; set it in "
                 "`config` of the kernel's triton_aot"

@@ -95,8 +95,13 @@ def _folders(op: str, sample_files: Iterable[str | os.PathLike[str]]) -> list[Pa
             )
     folders = [path.parent for path in paths if path.name == file_name(op)]
     if is_kernel(op) and not folders:  # the name is probably misspelt
-        files = [path for path in paths if path.suffix == ".jsonl"]
-        if ops := sorted({sample.op for path in files for _, sample in samples_format.read_samples(path)}):
+        path_of: dict[str, Path] = {}
+        for path in paths:
+            if path.suffix == ".jsonl":
+                path_of.update((sample.op, path) for _, sample in samples_format.read_samples(path))
+        if op in path_of:
+            raise TableError(f"{path_of[op]}: has samples of op={op!r}; move them to {file_name(op)}")
+        if ops := sorted(path_of):
             raise ValueError(
                 f"op={quoted(op)} must be an op that the samples have, which are {', '.join(ops)}; correct the name, "
                 f"or give the folder with its {file_name(op)}"

@@ -116,8 +116,8 @@ def merge(sources: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]
     for source in read:
         if source.damage:
             raise TableError(
-                f"{source.path} is not a store: {source.damage}; pass a .sqlite3 of `stoneware tune` or a folder of "
-                "samples"
+                f"{source.path} must be a store, and is none or is damaged: {source.damage}; pass a .sqlite3 of "
+                "`stoneware tune` or a folder of samples, or leave it out"
             )
     replaced = _files_to_replace(read, out)
     runs = _united_runs(read)
