@@ -81,6 +81,7 @@ class Explanation:
             "op": self.op,
             "problem": asdict(self.problem),
             "device": fingerprint.to_json() if fingerprint else "cpu",
+            "hint": self.hint,
             "config": decision.config.to_json(),
             "step": decision.step,
             "source": decision.source,
@@ -298,7 +299,7 @@ def _tuning_hint(operation: Operation, problem: Any, device: Device, decision: D
         return ""
     backends = {config.backend for config in operation.candidates(problem, device)} - {VENDOR}
     titles = " and ".join(_KERNELS_OF[name] for name in _KERNELS_OF if name in backends)
-    return f"run `stoneware tune` on this GPU to let {titles} kernels compete" if titles else ""
+    return f"run `stoneware tune` on such a GPU to let {titles} kernels compete" if titles else ""
 
 
 _KERNELS_OF = {"sm90": "Hopper", TRITON_AOT: "Triton"}

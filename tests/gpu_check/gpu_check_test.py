@@ -112,11 +112,16 @@ def test_a_test_that_took_its_process_down_counts_as_crashed(tmp_path):
     assert [failure["test"] for failure in summary["failures"]] == ["b", "c"]
 
 
-def test_a_selection_of_tests_checks_the_kernels_that_passed_tests_name(tmp_path):
-    outcomes = [("t[16-a_64x16]", "passed"), ("t[a_64x16_swap]", "failed"), ("t[b]", "started"), ("t[c-2]", "skipped")]
+def test_a_selection_of_tests_checks_the_kernels_whose_values_passed(tmp_path):
+    values, other = "tests/gpu/matmul_values_test.py::test", "tests/gpu/concurrency_test.py::test"
+    outcomes = [
+        (f"{values}[16-a_64x16]", "passed"), (f"{values}[17-a_64x16]", "passed"), (f"{values}[a_64x16_swap]", "passed"),
+        (f"{values}[9-a_64x16_swap]", "failed"), (f"{values}[b]", "started"), (f"{values}[c-2]", "skipped"),
+        (f"{other}[d]", "passed"),
+    ]  # fmt: skip
     path = tmp_path / "check_0.jsonl"
     path.write_text("".join(json.dumps({"test": t, "outcome": o, "message": ""}) + "\n" for t, o in outcomes))
-    digests = {"a_64x16": "1", "a_64x16_swap": "2", "b": "3", "c": "4", "a": "5"}
+    digests = dict.fromkeys(["a_64x16", "a_64x16_swap", "b", "c", "d", "a"], "1")
     assert runner.kernels_named(digests, [path, tmp_path / "missing.jsonl"]) == {"a_64x16": "1"}
 
 

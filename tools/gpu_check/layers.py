@@ -98,6 +98,11 @@ class Layers(Experiment):
             list(BY_NAME),
             "Llama 8B's; 1b, for the part linear; or tiny, which shows that all of it runs.",
         )
+        flags.register_multi_flags_validator(
+            ["sizes", "parts"],
+            lambda values: values["sizes"] != "1b" or values["parts"] == ["linear"],
+            "--sizes=1b has the layers of the part linear alone; add --parts=linear",
+        )
         flags.DEFINE_enum("device", "cuda", ["cuda", "cpu"], "Where it runs.")
 
 

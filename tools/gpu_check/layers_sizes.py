@@ -125,6 +125,6 @@ TINY = Sizes(
 _SIZES_1B = Sizes(
     name="1b", linears={"qkv": (2048, 3072), "o": (2048, 2048), "gate_up": (2048, 16384), "down": (8192, 2048)}
 )
-"""Llama 3.2 1B's layers in `linear`; the rest as by default."""
+"""Llama 3.2 1B's layers, for the part `linear` alone."""
 
 BY_NAME = {sizes.name: sizes for sizes in (Sizes(), _SIZES_1B, TINY)}

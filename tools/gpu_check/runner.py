@@ -328,14 +328,21 @@ def summarise_outcomes(paths: Sequence[pathlib.Path]) -> dict[str, Any]:
 
 
 def kernels_named(digests: Mapping[str, str], paths: Sequence[pathlib.Path]) -> dict[str, str]:
-    """Of the digests by kernel, those of kernels that a passed test of these files has in its name.
+    """The digests of the kernels that a selection of tests checks: tests of values name them, and all of these passed.
 
-    Arguments after -- may select some tests, which check no more kernels than they name.
+    Args:
+      digests: by id of a kernel.
+      paths: files with the outcomes of the tests.
     """
-    texts = [path.read_text(encoding="utf-8") for path in paths if path.exists()]
-    tests = [outcome["test"] for outcome in processes.json_lines("".join(texts)) if outcome["outcome"] == "passed"]
-    named = {word for test in tests for word in re.findall(r"\w+", test)}
-    return {kernel: digest for kernel, digest in digests.items() if kernel in named}
+    last = {}
+    for outcome in processes.json_lines("".join(path.read_text(encoding="utf-8") for path in paths if path.exists())):
+        last[outcome["test"]] = outcome["outcome"]
+    outcomes: dict[str, set[str]] = {}
+    for test, outcome in last.items():
+        if "_values_test.py::" in test:
+            for word in re.findall(r"\w+", test):
+                outcomes.setdefault(word, set()).add(outcome)
+    return {kernel: digest for kernel, digest in digests.items() if outcomes.get(kernel) == {"passed"}}
 
 
 def _tools(text: str) -> list[str]:

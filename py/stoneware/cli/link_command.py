@@ -68,7 +68,7 @@ def link(
     options = {"scales": scales, "num_groups": num_groups, "has_bias": bias or None}
     refuse(
         [name for name, value in options.items() if value is not None and name not in spec_of(op).takes],
-        f"{op} does not take it",
+        f"{op} takes none of these",
     )
     from stoneware import explanation
     from stoneware.linking import cubins, toolchain
