@@ -195,7 +195,7 @@ def test_the_reason_without_measurements_is_that_of_the_chosen_backend():
     assert not answers["A100"].hint
     for device in ("L4", "B200"):
         assert "torch's own comes first" in answers[device].decision.reason
-        assert answers[device].hint == "run `stoneware tune` on this GPU to let Triton kernels compete"
+        assert answers[device].hint == "run `stoneware tune` on such a GPU to let Triton kernels compete"
     for answer in answers.values():
         assert "Hopper" not in answer.decision.reason
         reasons = [item.reason for item in answer.decision.refusals]

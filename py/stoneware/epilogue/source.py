@@ -85,7 +85,7 @@ class _Writer:
         self._names: dict[tuple[Any, str], str] = {}  # (a load, or the id of a node; frame) -> variable
         self._variables: dict[str, str] = {}  # what a variable has -> the variable
         self._slots: dict[Load, str] = {}  # arguments of its load
-        self._random: dict[tuple[Any, Any, bool], str] = {}  # (seed, offset, whether of halves) -> variable
+        self._random: dict[tuple[str, bool], str] = {}  # (seed and offset, whether of halves) -> variable
         self._integers: dict[Any, str] = {}  # seed or offset -> text
         self._parameters = bytearray()
         self._inputs: list[tuple[int, int]] = []

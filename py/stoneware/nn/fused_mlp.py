@@ -31,7 +31,7 @@ class MLPState(State):
       parameters: of the two layers of the calls for which `holds()`.
       contents, counts: the submodules of each module, and the keywords of each functools.partial, and how many there
         are in each. `holds()` compares those; an added one changes a count.
-      forwards: the submodules with their classes and the forwards of these classes, at the first call.
+      forwards: each submodule with its class and the forward of this class, as they were at the first call.
     """
 
     parts: MLPParts

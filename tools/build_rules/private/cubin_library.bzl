@@ -4,6 +4,7 @@ load("@rules_cc//cc:find_cc_toolchain.bzl", "find_cc_toolchain", "use_cc_toolcha
 load("@rules_cc//cc/common:cc_common.bzl", "cc_common")
 load("@rules_cc//cc/common:cc_info.bzl", "CcInfo")
 load(":backward.bzl", "narrower")
+load(":cuda_archs.bzl", "check_arch")
 load(":cuda_cubin.bzl", "cuda_cubin")
 load(":cuda_library.bzl", "cuda_library")
 load(":open_kernels.bzl", "open_kernels")
@@ -96,6 +97,9 @@ def _registry(ctx, kernels):
 
 def _embedded_kernels_impl(ctx):
     archs = ctx.attr._cuda_archs[CudaArchsInfo].archs
+    for target in ctx.attr.kernels:
+        for kernel in target[KernelInfo].kernels.to_list():
+            check_arch(target.label, kernel.arch)  # no value of //:cuda_archs chooses another one
     kernels = [
         kernel
         for target in ctx.attr.kernels
