@@ -99,10 +99,7 @@ def test_bazel_of_the_major_version_is_taken(checkout):
 
 @pytest.mark.parametrize(
     ("name", "remedy"),
-    [
-        ("my_bazel", "point $BAZEL at one"),
-        ("bazelisk", "unset USE_BAZEL_VERSION, or put 7.7.1 into .bazelversion"),
-    ],
+    [("my_bazel", "point $BAZEL at one"), ("bazelisk", "unset USE_BAZEL_VERSION, or put 7.7.1 into .bazelversion")],
 )
 def test_chosen_bazel_of_another_major_version_is_run_with_a_warning(checkout, name, remedy):
     bazel = checkout.add_program(name, version="8.4.0")

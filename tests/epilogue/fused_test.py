@@ -193,11 +193,7 @@ def test_prepare_calls_the_op(tensors):
         ({"out_dtype": torch.float64}, TypeError, "out_dtype=torch.float64 must be"),
         ({"backend": "none"}, ValueError, "unknown backend"),
         ({"epilogue": "relu"}, TypeError, "epilogue='relu' must be a function of the sums and the inputs, not str"),
-        (
-            {"epilogue": lambda acc, r: acc + r},
-            TypeError,
-            "inputs= has tensors, 0: .*pass one tensor in inputs=",
-        ),
+        ({"epilogue": lambda acc, r: acc + r}, TypeError, "inputs= has tensors, 0: .*pass one tensor in inputs="),
         ({"epilogue": lambda acc: acc, "inputs": (torch.ones(N),)}, TypeError, "inputs= has tensors, 1: "),
         ({"epilogue": lambda acc, *_: acc.softmax(-1)}, UnsupportedError, "_softmax"),
     ],
