@@ -112,8 +112,11 @@ __device__ void AddScaled(const SharedMemory<Shape>& shared, int chunk, const Su
 #pragma unroll
   for (int step = 0; step < Shape::kRowSteps; ++step) {
 #pragma unroll
-    for (int i = 0; i < Shape::kSums; ++i) {
-      sums[step][i] += of_chunk[step][i] * (scales[i / 4 * 8 + column + i % 2] * row_scale);
+    for (int i = 0; i < Shape::kSums; i += 2) {
+      // One load of both: libNVVM combines two loads in some compilations only.
+      const auto of_columns = *reinterpret_cast<const float2*>(scales + i / 4 * 8 + column);
+      sums[step][i] += of_chunk[step][i] * (of_columns.x * row_scale);
+      sums[step][i + 1] += of_chunk[step][i + 1] * (of_columns.y * row_scale);
     }
   }
 }
