@@ -51,14 +51,14 @@ by_tile(const Bf16* a, const Bf16* b, Bf16* c, int n, int k) {
   sum.Clear();
   WaitForLoads<kAhead - 1>();
   Sync();
-  mm::start_forward(sum, tiles_a[0], tiles_b[0]);
   load(kAhead);
+  mm::start_forward(sum, tiles_a[0], tiles_b[0]);
 #pragma unroll 1
   for (int i = 1; i * 64 < k; ++i) {
     WaitForLoads<kAhead - 1>();
     Sync();
-    mm::start_forward(sum, tiles_a[i % kStages], tiles_b[i % kStages]);
     load(i + kAhead);
+    mm::start_forward(sum, tiles_a[i % kStages], tiles_b[i % kStages]);
     WaitForMatmuls<1>(sum);
   }
   WaitForMatmuls(sum);
@@ -117,6 +117,7 @@ by_hand(const unsigned short* a, const unsigned short* b, unsigned short* c, int
     asm volatile("cp.async.wait_group %0;" ::"n"(kAhead - 1) : "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
+    load(i + kAhead);
     const unsigned group = thread / 128 * kRowBlocks * 64 * 128;
     const unsigned long long desc_a =
         (at_a + i % kStages * kBytesA + group) >> 4 & 0x3fff | 1ull << 16 | 64ull << 32 | 1ull << 62;
@@ -132,7 +133,6 @@ by_hand(const unsigned short* a, const unsigned short* b, unsigned short* c, int
 #pragma unroll
       for (int r = 0; r < kRowBlocks; ++r) Multiply(sums[r], desc_a + step * 2 + r * 512, desc_b + step * 128);
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    load(i + kAhead);
   };
   const auto wait = [&] {
 #pragma unroll
