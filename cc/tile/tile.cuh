@@ -225,25 +225,36 @@ struct alignas(1024) Tile {
   static constexpr bool kIsRegular =
       kThreads % kLineChunks == 0 && kStepLines % 8 == 0 && kChunks % kThreads == 0;
 
-  // Calls function(offset in the tile, line, chunk of the line) for the chunks of this thread.
-  template <class Function>
-  static __device__ __forceinline__ void ForEachChunk(Function function) {
+  // Calls function(offset in the tile, address in the matrix, line, first element of the line) for
+  // the chunks of this thread.
+  template <class Value, class Function>
+  static __device__ __forceinline__ void ForEachChunk(Value* global, long long stride,
+                                                      Function function) {
     const int thread = static_cast<int>(threadIdx.x);
     if constexpr (kIsRegular) {
       const int line = thread / kLineChunks;
-      const int chunk = thread % kLineChunks;
-      const int offset = OffsetInLine(line, chunk * 16);
+      const int first = thread % kLineChunks * kChunkElements;
+      const int offset = OffsetInLine(line, thread % kLineChunks * 16);
+      long long to_chunk = line * stride + first;
+      long long step = kStepLines * stride;
+      // The compiler does not see through this `asm`. Otherwise it adds these lines to those in the
+      // caller's `global` before it multiplies by the stride: a product of 64 bits for each chunk.
+      asm("" : "+l"(to_chunk), "+l"(step));
+      Value* at = global + to_chunk;
 #pragma unroll
       for (int i = 0; i < kThreadChunks; ++i) {
-        function(offset + i * kStepLines * kPieceBytes, line + i * kStepLines, chunk);
+        function(offset + i * kStepLines * kPieceBytes, at, line + i * kStepLines, first);
+        at += step;
       }
     } else {
 #pragma unroll
       for (int i = 0; i < kThreadChunks; ++i) {
-        const int at = thread + i * kThreads;
-        if ((i + 1) * kThreads > kChunks && at >= kChunks) break;
-        function(OffsetInLine(at / kLineChunks, at % kLineChunks * 16), at / kLineChunks,
-                 at % kLineChunks);
+        const int chunk = thread + i * kThreads;
+        if ((i + 1) * kThreads > kChunks && chunk >= kChunks) break;
+        const int line = chunk / kLineChunks;
+        const int first = chunk % kLineChunks * kChunkElements;
+        function(OffsetInLine(line, chunk % kLineChunks * 16), global + line * stride + first, line,
+                 first);
       }
     }
   }
@@ -257,15 +268,13 @@ struct alignas(1024) Tile {
     const int num_lines = kIsRowMajor ? rows : columns;
     const int length = kIsRowMajor ? columns : rows;
     const unsigned address = SharedAddress(bytes);
-    ForEachChunk([&](int offset, int line, int chunk) {
-      const int first = chunk * kChunkElements;
+    ForEachChunk(global, stride, [&](int offset, const Value* from, int line, int first) {
       if constexpr (kIsPart) {
         const int left = line < num_lines ? length - first : 0;
         const int num = left < 0 ? 0 : left < kChunkElements ? left : kChunkElements;
-        CopyAsync(address + offset, num ? global + line * stride + first : global,
-                  num * static_cast<int>(sizeof(Element)));
+        CopyAsync(address + offset, num ? from : global, num * static_cast<int>(sizeof(Element)));
       } else {
-        CopyAsync(address + offset, global + line * stride + first, 16);
+        CopyAsync(address + offset, from, 16);
       }
     });
   }
@@ -278,9 +287,7 @@ struct alignas(1024) Tile {
                   "matmul with their dtype");
     const int num_lines = kIsRowMajor ? rows : columns;
     const int length = kIsRowMajor ? columns : rows;
-    ForEachChunk([&](int offset, int line, int chunk) {
-      const int first = chunk * kChunkElements;
-      Value* target = global + line * stride + first;
+    ForEachChunk(global, stride, [&](int offset, Value* target, int line, int first) {
       if constexpr (kIsPart) {
         if (line >= num_lines || first >= length) return;
         if (first + kChunkElements > length) {

@@ -28,12 +28,14 @@ __device__ __forceinline__ constexpr unsigned long long Descriptor(unsigned addr
   return (address >> 4 & 0x3fff) | kLeading << 16 | kStride << 32 | kSwizzle << 62;
 }
 
-// The descriptor of what lies `num_bytes` later. The address does not leave its 14 bits, so the
-// upper word stays, and the sum of the lower words needs no carry.
+// The descriptor of what lies `num_bytes` later: the address does not leave its 14 bits.
+//
+// The sum has 64 bits so that neighbouring wgmma read different uniform registers. If only the
+// lower word is added, ptxas moves each descriptor into the registers that the wgmma before it
+// reads.
 __device__ __forceinline__ unsigned long long Advanced(unsigned long long descriptor,
                                                        int num_bytes) {
-  const unsigned low = static_cast<unsigned>(descriptor) + static_cast<unsigned>(num_bytes / 16);
-  return descriptor & 0xffffffff00000000 | low;
+  return descriptor + num_bytes / 16;
 }
 
 // The bytes from the operand's address to element `outer` of its outer axis and byte `k_byte` of

@@ -206,13 +206,13 @@ extern "C" __global__ void __launch_bounds__(256) pipeline(const Bf16* a, const 
   sum.Clear();
   WaitForLoads<kAhead - 1>();
   Sync();
-  mm::start_forward(sum, tiles_a[0], tiles_b[0]);
   load(kAhead);
+  mm::start_forward(sum, tiles_a[0], tiles_b[0]);
   for (int i = 1; i * 64 < k; ++i) {
     WaitForLoads<kAhead - 1>();
     Sync();
-    mm::start_forward(sum, tiles_a[i % kStages], tiles_b[i % kStages]);
     load(i + kAhead);
+    mm::start_forward(sum, tiles_a[i % kStages], tiles_b[i % kStages]);
     WaitForMatmuls<1>(sum);
   }
   WaitForMatmuls(sum);

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from absl import app, flags
@@ -21,7 +22,7 @@ import stoneware as sw
 _SIZE = flags.DEFINE_integer("size", 4096, "m, n and k of the matmul; a multiple of 256.")
 _ROUNDS = flags.DEFINE_integer("rounds", 30, "Rounds, each of which times every kernel.", lower_bound=1)
 
-_TILES = ((128, 128, 128), (128, 128, 256), (128, 256, 256), (256, 128, 256))
+TILES = ((128, 128, 128), (128, 128, 256), (128, 256, 256), (256, 128, 256))
 """m, n and threads; k is 64."""
 
 _STAGES = 4
@@ -50,14 +51,14 @@ by_tile(const Bf16* a, const Bf16* b, Bf16* c, int n, int k) {
   sum.Clear();
   WaitForLoads<kAhead - 1>();
   Sync();
-  mm::start_forward(sum, tiles_a[0], tiles_b[0]);
   load(kAhead);
+  mm::start_forward(sum, tiles_a[0], tiles_b[0]);
 #pragma unroll 1
   for (int i = 1; i * 64 < k; ++i) {
     WaitForLoads<kAhead - 1>();
     Sync();
-    mm::start_forward(sum, tiles_a[i % kStages], tiles_b[i % kStages]);
     load(i + kAhead);
+    mm::start_forward(sum, tiles_a[i % kStages], tiles_b[i % kStages]);
     WaitForMatmuls<1>(sum);
   }
   WaitForMatmuls(sum);
@@ -116,6 +117,7 @@ by_hand(const unsigned short* a, const unsigned short* b, unsigned short* c, int
     asm volatile("cp.async.wait_group %0;" ::"n"(kAhead - 1) : "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
+    load(i + kAhead);
     const unsigned group = thread / 128 * kRowBlocks * 64 * 128;
     const unsigned long long desc_a =
         (at_a + i % kStages * kBytesA + group) >> 4 & 0x3fff | 1ull << 16 | 64ull << 32 | 1ull << 62;
@@ -131,7 +133,6 @@ by_hand(const unsigned short* a, const unsigned short* b, unsigned short* c, int
 #pragma unroll
       for (int r = 0; r < kRowBlocks; ++r) Multiply(sums[r], desc_a + step * 2 + r * 512, desc_b + step * 128);
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    load(i + kAhead);
   };
   const auto wait = [&] {
 #pragma unroll
@@ -164,14 +165,20 @@ by_hand(const unsigned short* a, const unsigned short* b, unsigned short* c, int
 """
 
 
-def kernels(m: int, n: int, threads: int) -> dict[str, sw.tile.Kernel]:
+class LinkedKernel(NamedTuple):
+    """A kernel, and the bytes of shared memory that it needs."""
+
+    linked: sw.tile.Linked
+    shared_bytes: int
+
+
+def kernels(m: int, n: int, threads: int) -> dict[str, LinkedKernel]:
     """Both kernels with a tile; raises RuntimeError if the compiler made wgmma wait."""
-    mm = sw.tile.matmul(m=m, n=n, k=64, a="bf16", b="bf16", threads=threads)
+    mm = sw.tile.matmul(m=m, n=n, k=64, a="bf16", b="bf16", threads=threads, arch="sm_90a")
     num = n // 2
     registers = ", ".join(f"%{i}" for i in range(num))
     wgmma = f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 {{{registers}}}, %{num}, %{num + 1}, 1, 1, 1, 0, 1;"
     operands = ", ".join(f'"+f"(sums[{i}])' for i in range(num))
-    shared_bytes = _STAGES * (mm.tile_bytes["A"] + mm.tile_bytes["B"])
     result = {}
     for name, text in (("by_tile", _BY_TILE), ("by_hand", _BY_HAND)):
         for word, value in (
@@ -185,7 +192,7 @@ def kernels(m: int, n: int, threads: int) -> dict[str, sw.tile.Kernel]:
         linked = sw.tile.link(text, [mm])
         if linked.log:
             raise RuntimeError(f"{name} of {m}x{n}, {threads} threads: {linked.log}")
-        result[name] = sw.tile.Kernel(linked, shared_bytes=shared_bytes)
+        result[name] = LinkedKernel(linked, _STAGES * (mm.tile_bytes["A"] + mm.tile_bytes["B"]))
     return result
 
 
@@ -214,8 +221,9 @@ def main(argv: Sequence[str]) -> None:
         "sw.matmul": lambda: sw.matmul(a, b, out=out),
     }
     expected = torch.mm(a, b).float()
-    for m, n, threads in _TILES:
-        for name, kernel in kernels(m, n, threads).items():
+    for m, n, threads in TILES:
+        for name, (linked, shared_bytes) in kernels(m, n, threads).items():
+            kernel = sw.tile.Kernel(linked, shared_bytes=shared_bytes)
 
             def call(kernel=kernel, grid=(size // n, size // m)) -> None:
                 kernel(a, b, out, size, size, grid=grid)
@@ -229,7 +237,7 @@ def main(argv: Sequence[str]) -> None:
     print(torch.cuda.get_device_name(), f"m = n = k = {size}, bf16")
     for name, time_us in times.items():
         print(f"{name:32} {time_us:9.1f} us {2 * size**3 / time_us / 1e6:7.1f} TFLOP/s")
-    for m, n, threads in _TILES:
+    for m, n, threads in TILES:
         title = f"{m}x{n}, {threads} threads"
         print(f"{title}: by hand / by tile = {times[title + ', by_hand'] / times[title + ', by_tile']:.3f}")
 
