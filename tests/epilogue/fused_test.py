@@ -134,6 +134,29 @@ def test_a_function_is_known_by_its_code_and_what_it_reads(tensors, monkeypatch)
     assert torch.equal(by_global(), one)
 
 
+def scaled_by_global(x):
+    return x * FACTOR
+
+
+def test_a_number_that_a_called_function_reads_is_read_at_each_call(tensors, monkeypatch):
+    a, w, *_ = tensors
+    a.requires_grad_()
+
+    def call(factor):
+        def scaled(x, *, times=1):
+            return scaled(x, times=times - 1) if times else x * factor
+
+        return sw.matmul(a, w.t(), epilogue=lambda acc: scaled_by_global(scaled(acc)))
+
+    one = call(1.0)
+    assert torch.equal(call(4.0), one * 4)
+    monkeypatch.setitem(globals(), "FACTOR", 1.0)
+    assert torch.equal(call(1.0), one / 2)
+    (grad,) = torch.autograd.grad(one.sum(), a)  # of the number at the call
+    monkeypatch.setitem(globals(), "FACTOR", 2.0)
+    assert torch.equal(grad, torch.autograd.grad(call(1.0).sum(), a)[0])
+
+
 def test_numbers_that_change_later_keep_the_values_of_the_call(tensors, monkeypatch):
     _, w, *_ = tensors
     weights = [w.float(), normal(N, N).float(), normal(N, N).float()]

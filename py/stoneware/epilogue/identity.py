@@ -12,35 +12,81 @@ from typing import Any
 from stoneware.errors import quoted
 
 
+_ITSELF = "torch", "stoneware"
+"""Packages whose functions stand for themselves: they read much, and nothing of it changes."""
+
+
 def identity(function: Callable[..., Any]) -> Any:
     """A key of the function. The key of a Python function has its code and what this reads in closures, defaults
-    and globals, so that a lambda in a loop is one function, and another one when a number that it reads has changed."""
-    if type(function) is not types.FunctionType:
-        return function
-    values = [cell.cell_contents for cell in function.__closure__ or ()]
-    values += function.__defaults__ or ()
-    values += (function.__kwdefaults__ or {}).values()
-    globals_ = function.__globals__
-    values += [globals_.get(name) for name in _names(function.__code__)]
-    key = function.__code__, tuple((type(value), value) for value in values)
-    try:
-        hash(key)
-    except TypeError:  # a list, for example, which may change in place
-        return function, tuple((type(value), value) for value in values if _is_hashable(value))
+    and globals, so that a lambda in a loop is one function, and another one when a number that it reads has changed.
+    A function that it reads is part of the key in the same way."""
+    return _key(function, {})
+
+
+def _key(value: Any, keys: dict[types.FunctionType, Any]) -> Any:
+    """A value itself, or the key of a function. `keys` has those that are known."""
+    if not _has_key(value):
+        return value
+    if value in keys:
+        return keys[value]
+    keys[value] = value  # for a function that reads itself
+    globals_ = value.__globals__
+    read = [
+        *map(_contents, value.__closure__ or ()),
+        *(value.__defaults__ or ()),
+        *(value.__kwdefaults__ or {}).values(),
+        *(globals_.get(name) for name in _names(value.__code__)),
+    ]
+    parts = [(type(one), _key(one, keys)) for one in read]
+    key: Any = value.__code__, tuple(parts)
+    if not _is_hashable(key):  # a list, for example, which may change in place
+        key = value, tuple(part for part in parts if _is_hashable(part))
+    keys[value] = key
     return key
 
 
 def frozen(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function with the values of the key: a cell or a global that changes later does not change it."""
-    if type(function) is not types.FunctionType:
-        return function
-    closure = function.__closure__ and tuple(types.CellType(cell.cell_contents) for cell in function.__closure__)
-    globals_ = function.__globals__
-    names = ("__builtins__", "__name__", *_names(function.__code__))
-    values = {name: globals_[name] for name in names if name in globals_}
-    copy = types.FunctionType(function.__code__, values, function.__name__, function.__defaults__, closure)
-    copy.__kwdefaults__ = function.__kwdefaults__ and dict(function.__kwdefaults__)
+    return _copy(function, {})
+
+
+def _copy(value: Any, copies: dict[types.FunctionType, types.FunctionType]) -> Any:
+    """A value itself, or a copy of a function. `copies` has those that are made."""
+    if not _has_key(value):
+        return value
+    if value in copies:
+        return copies[value]
+    closure = value.__closure__ and tuple(types.CellType() for _ in value.__closure__)
+    copy = types.FunctionType(value.__code__, {}, value.__name__, closure=closure)
+    copies[value] = copy
+    for cell, original in zip(closure or (), value.__closure__ or ()):
+        contents = _contents(original)
+        if contents is not _EMPTY:
+            cell.cell_contents = _copy(contents, copies)
+    for name in ("__builtins__", "__name__", *_names(value.__code__)):
+        if name in value.__globals__:
+            copy.__globals__[name] = _copy(value.__globals__[name], copies)
+    copy.__defaults__ = value.__defaults__ and tuple(_copy(one, copies) for one in value.__defaults__)
+    copy.__kwdefaults__ = value.__kwdefaults__ and {
+        name: _copy(one, copies) for name, one in value.__kwdefaults__.items()
+    }
+    copy.__dict__.update(value.__dict__)
     return copy
+
+
+def _has_key(value: Any) -> bool:
+    return type(value) is types.FunctionType and (value.__module__ or "").partition(".")[0] not in _ITSELF
+
+
+_EMPTY = object()
+"""The contents of a cell whose variable has no value yet."""
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _EMPTY
 
 
 def _is_hashable(value: Any) -> bool:
