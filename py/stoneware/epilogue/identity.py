@@ -11,7 +11,6 @@ from typing import Any
 
 from stoneware.errors import quoted
 
-
 _ITSELF = "torch", "stoneware"
 """Packages whose functions stand for themselves: they read much, and nothing of it changes."""
 
