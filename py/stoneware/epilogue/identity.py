@@ -55,16 +55,16 @@ def _copy(value: Any, copies: dict[types.FunctionType, types.FunctionType]) -> A
         return value
     if value in copies:
         return copies[value]
+    read = value.__globals__
+    globals_ = {name: read[name] for name in ("__builtins__", "__name__") if name in read}
     closure = value.__closure__ and tuple(types.CellType() for _ in value.__closure__)
-    copy = types.FunctionType(value.__code__, {}, value.__name__, closure=closure)
+    copy = types.FunctionType(value.__code__, globals_, value.__name__, closure=closure)
     copies[value] = copy
+    globals_ |= {name: _copy(read[name], copies) for name in _names(value.__code__) if name in read}
     for cell, original in zip(closure or (), value.__closure__ or ()):
         contents = _contents(original)
         if contents is not _EMPTY:
             cell.cell_contents = _copy(contents, copies)
-    for name in ("__builtins__", "__name__", *_names(value.__code__)):
-        if name in value.__globals__:
-            copy.__globals__[name] = _copy(value.__globals__[name], copies)
     copy.__defaults__ = value.__defaults__ and tuple(_copy(one, copies) for one in value.__defaults__)
     copy.__kwdefaults__ = value.__kwdefaults__ and {
         name: _copy(one, copies) for name, one in value.__kwdefaults__.items()
