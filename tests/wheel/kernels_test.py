@@ -22,7 +22,7 @@ _DRIVER_MODULE = "stoneware/runtime/_driver."
 _ELF_MACHINE_CUDA = 190  # EM_CUDA of elf.h
 _ELF_MACHINE_OFFSET = 18
 _MAX_OPEN_BYTES = 2_000_000
-_MAX_LINKED_BYTES = 1_600_000
+_MAX_LINKED_BYTES = 1_500_000
 _SAMPLES = Path("py/stoneware/tuning_data/nvidia_h200")
 
 

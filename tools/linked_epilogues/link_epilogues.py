@@ -1,21 +1,24 @@
 """Links common epilogues into the kernels that a tuning table chooses most; the program of the rule linked_epilogues.
 
     link_epilogues --op matmul --manifest kernel_manifest.json --table matmul.table --texts texts.json
-        --num_kernels 3 --out matmul.zip FILES...
+        --max_bytes 740000 --out matmul.zip FILES...
 
-FILES are those of open kernels. The archive has the same bytes on any machine. Needs no GPU and no torch.
+FILES are those of open kernels. Kernel after kernel gets all epilogues until the archive is full. Its bytes are the
+same on any machine. Needs no GPU and no torch.
 """
 
 from __future__ import annotations
 
 import collections
 import ctypes
+import io
+import itertools
 import json
 import os
 import sys
 import warnings
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import nvidia.cu13
@@ -30,7 +33,7 @@ _OP = flags.DEFINE_string("op", None, "The op whose kernels are linked.", requir
 _MANIFEST = flags.DEFINE_string("manifest", None, "Path of kernel_manifest.json.", required=True)
 _TABLE = flags.DEFINE_string("table", None, "Path of the op's tuning table.", required=True)
 _TEXTS = flags.DEFINE_string("texts", None, "JSON: name -> text of each epilogue.", required=True)
-_NUM_KERNELS = flags.DEFINE_integer("num_kernels", None, "How many kernels get the epilogues.", required=True)
+_MAX_BYTES = flags.DEFINE_integer("max_bytes", None, "The largest size of the archive.", required=True)
 _OUT = flags.DEFINE_string("out", None, "The archive to write.", required=True)
 
 _DATE = (1980, 1, 1, 0, 0, 0)
@@ -52,6 +55,15 @@ def most_chosen(op: str, table: Path, manifest: Manifest) -> list[str]:
     return sorted(counts, key=lambda kernel: (-counts[kernel], kernel))
 
 
+def with_files(archive: bytes, files: Mapping[str, bytes]) -> bytes:
+    """The bytes of an archive with more files."""
+    buffer = io.BytesIO(archive)
+    with zipfile.ZipFile(buffer, "a") as longer:
+        for name, contents in files.items():
+            longer.writestr(zipfile.ZipInfo(name, _DATE), contents, zipfile.ZIP_LZMA)
+    return buffer.getvalue()
+
+
 def main(argv: Sequence[str]) -> int:
     # Where the bindings look for the libraries, apart from site-packages, which Bazel does not have.
     cuda = nvidia.cu13.__path__[0]
@@ -63,18 +75,19 @@ def main(argv: Sequence[str]) -> int:
     manifest = read_manifest(_MANIFEST.value, remedy="build it with the kernel_manifest rule")
     files = {Path(path).name: Path(path).read_bytes() for path in argv[1:]}
     texts = json.loads(Path(_TEXTS.value).read_text(encoding="ascii")).values()
-    cubins = {}
+    archive = with_files(b"", {})
     try:
-        for kernel in most_chosen(_OP.value, Path(_TABLE.value), manifest)[: _NUM_KERNELS.value]:
+        for kernel, text in itertools.product(most_chosen(_OP.value, Path(_TABLE.value), manifest), texts):
             file = manifest.open[kernel]
-            for text in texts:
-                cubins[link.digest(kernel, file.sha256, text)] = link.link(kernel, files[file.name], text)
+            name = link.digest(kernel, file.sha256, text)
+            longer = with_files(archive, {name: link.link(kernel, files[file.name], text)})
+            if len(longer) > _MAX_BYTES.value:
+                break
+            archive = longer
     except StonewareError as error:
         print(f"link_epilogues: {error}", file=sys.stderr)
         return 1
-    with zipfile.ZipFile(_OUT.value, "w", zipfile.ZIP_LZMA) as archive:
-        for name, cubin in sorted(cubins.items()):
-            archive.writestr(zipfile.ZipInfo(name, _DATE), cubin, zipfile.ZIP_LZMA)
+    Path(_OUT.value).write_bytes(archive)
     return 0
 
 

@@ -10,7 +10,7 @@ def _linked_epilogues_impl(ctx):
     args.add("--manifest", ctx.file.manifest)
     args.add("--table", ctx.file.table)
     args.add("--texts", ctx.file._texts)
-    args.add("--num_kernels", str(ctx.attr.num_kernels))
+    args.add("--max_bytes", str(ctx.attr.max_bytes))
     args.add("--out", out)
     args.add_all(files)
     ctx.actions.run(
@@ -33,7 +33,7 @@ linked_epilogues = rule(
             doc = "cubin_library: its open kernels are linked",
         ),
         "manifest": attr.label(mandatory = True, allow_single_file = [".json"], doc = "of these kernels"),
-        "num_kernels": attr.int(mandatory = True, doc = "how many kernels get the epilogues"),
+        "max_bytes": attr.int(mandatory = True, doc = "the largest size of the archive; kernels get epilogues until then"),
         "op": attr.string(mandatory = True, doc = "the op"),
         "table": attr.label(mandatory = True, allow_single_file = [".table"], doc = "the op's tuning table"),
         "_link_epilogues": attr.label(
