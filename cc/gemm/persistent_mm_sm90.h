@@ -306,6 +306,7 @@ struct PersistentMmShape {
   static_assert(!kSharesColumns || kColumnPartialBytes <= kVectorsAt,
                 "gemm_configs.bzl refuses such a config");
   static constexpr int kBlockScalesAt = kVectorsAt + kVectorBytes;
+  static_assert(kBlockScalesAt % 8 == 0 && kChunkScales % 2 == 0, "two scales are loaded at once");
   static constexpr int kBarriersAt = kBlockScalesAt + kBlockScaleBytes;
   static constexpr int kTableAt = kBarriersAt + kBarrierBytes;
   static constexpr int kSharedBytes = kTableAt + kTableBytes;
