@@ -11,8 +11,8 @@ from typing import Any
 
 from stoneware.errors import quoted
 
-_ITSELF = "torch", "stoneware"
-"""Packages whose functions stand for themselves: they read much, and nothing of it changes."""
+_OPAQUE = "torch", "stoneware"
+"""Packages whose functions have no key but themselves: they read much, and nothing of it changes."""
 
 
 def identity(function: Callable[..., Any]) -> Any:
@@ -74,7 +74,7 @@ def _copy(value: Any, copies: dict[types.FunctionType, types.FunctionType]) -> A
 
 
 def _has_key(value: Any) -> bool:
-    return type(value) is types.FunctionType and (value.__module__ or "").partition(".")[0] not in _ITSELF
+    return type(value) is types.FunctionType and (value.__module__ or "").partition(".")[0] not in _OPAQUE
 
 
 _EMPTY = object()
