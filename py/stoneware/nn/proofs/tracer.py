@@ -55,7 +55,7 @@ class Tracer(torch.fx.Tracer):
     """
 
     def __init__(self, method: str, reads: Reads | None = None) -> None:
-        super().__init__()
+        super().__init__(autowrap_modules=())  # type: ignore[arg-type]  # no proof has math.* of a tensor
         self.reads = reads
         self.traced_func_name = method
         self.proxy_buffer_attributes = True  # or a trace would change them
