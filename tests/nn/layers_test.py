@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import math
 import re
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from torch._dynamo.backends.common import aot_autograd
 
 from stoneware import nn
 from stoneware.nn import frozen_linear, steps, trained_linear
@@ -255,6 +258,27 @@ def test_a_compiled_layer_is_one_graph_with_the_same_values(recipe):
     found = gradients(torch.compile(layer, backend="aot_eager", fullgraph=True), x, dy)
     for (name, value), expected in zip(found.items(), gradients(twin, x, dy).values()):
         assert torch.equal(value, expected), name
+
+
+@recipes
+def test_compiled_layers_quantize_an_input_that_they_share_once(recipe):
+    torch._dynamo.reset()
+    num_calls: collections.Counter[str] = collections.Counter()
+
+    def count(graph, example_inputs):
+        num_calls.update(str(node.target).split(".")[1] for node in graph.graph.nodes if "stoneware" in str(node.target))
+        return make_boxed_func(graph)
+
+    layers = torch.nn.ModuleList(nn.Float8Linear(K, N, recipe=recipe, dtype=torch.bfloat16) for _ in range(2))
+    x = torch.randn(32, K, dtype=torch.bfloat16, requires_grad=True)
+    call = torch.compile(
+        lambda x: sum(layer(x) for layer in layers),
+        backend=aot_autograd(fw_compiler=count, partition_fn=min_cut_rematerialization_partition),
+        fullgraph=True,
+    )
+    call(x).sum().backward()
+    is_dw_fp8 = RECIPES[recipe].grad_weight is not None
+    assert num_calls == {"quantize": 1 + is_dw_fp8, "linear": 2, "linear_backward": 2}
 
 
 @pytest.mark.parametrize("kind", [nn.Linear, nn.Float8Linear])

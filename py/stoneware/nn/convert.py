@@ -275,6 +275,7 @@ class _Converter:
         self.conversion = Conversion(model=model)
         self.changes: dict[int, Change] = {}
         """id of a module -> its change."""
+        self.proofs = proofs.Proofs()
 
     def decide(self) -> list[Change]:
         modules = [*self.model.named_modules()]
@@ -419,7 +420,7 @@ class _Converter:
         if type(module) is Experts:
             return "it has hooks or a forward of its own" if has_hooks(module) else None
         try:
-            proofs.experts(module)
+            self.proofs.of(proofs.experts, module)
         except proofs.NoProof as error:
             return f"nothing proves that it computes what sw.nn.Experts does: {error}"
         return None
@@ -432,16 +433,16 @@ class _Converter:
         layers = [child for child in module.children() if isinstance(child, torch.nn.Linear)]
         try:
             if type(module).__name__.endswith("RMSNorm") and "weight" in parameters and not layers:
-                eps = proofs.rms_norm(module)
-                _check_norm(module, eps)
+                eps = self.proofs.of(proofs.rms_norm, module)
+                _check_norm(self.proofs, module, eps)
                 self.changes[id(module)] = FusedNorm(name, module, eps)
                 self.conversion.blocks[name] = "RMSNorm"
             elif len(layers) == 2 and self.decide_two_layers(name, module, layers):
                 return
             elif len(layers) in (2, 3) and (change := self.feed_forward(layers)) is not None:
-                parts = proofs.swiglu(module)
+                parts = self.proofs.of(proofs.swiglu, module)
                 with self.dequantized(layers):
-                    _check_swiglu(module, parts)
+                    _check_swiglu(self.proofs, module, parts)
                 self.changes[id(module)] = change(name, module, parts)
                 self.conversion.blocks[name] = "SwiGLU"
         except proofs.NoProof as error:
@@ -456,9 +457,9 @@ class _Converter:
         if recipe is None or any(id(parameter) not in own for parameter in module.parameters()):
             return False
         try:
-            parts = proofs.mlp(module)
+            parts = self.proofs.of(proofs.mlp, module)
             with self.dequantized(layers):
-                _check_mlp(module, parts)
+                _check_mlp(self.proofs, module, parts)
         except proofs.NoProof:
             return False  # it may be another feed-forward
         self.changes[id(module)] = FusedTwoLayers(name, module, parts, recipe)
@@ -548,14 +549,14 @@ def _has_experts(module: torch.nn.Module) -> bool:
     )
 
 
-def _check_norm(norm: Any, eps: float) -> None:
+def _check_norm(known: proofs.Proofs, norm: Any, eps: float) -> None:
     def reference(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.rms_norm(x, norm.weight.shape, norm.weight, eps)
 
-    _check_agreement(norm, reference, norm.weight, norm.weight.shape[0])
+    _check_agreement(known, norm, reference, norm.weight, norm.weight.shape[0])
 
 
-def _check_swiglu(block: torch.nn.Module, parts: proofs.SwiGLUParts) -> None:
+def _check_swiglu(known: proofs.Proofs, block: torch.nn.Module, parts: proofs.SwiGLUParts) -> None:
     layers = [block.get_submodule(name) for name in parts.gate_up]
     down = block.get_submodule(parts.down)
 
@@ -564,10 +565,10 @@ def _check_swiglu(block: torch.nn.Module, parts: proofs.SwiGLUParts) -> None:
         return y
 
     weight: Any = layers[0].weight
-    _check_agreement(block, reference, weight, weight.shape[1])
+    _check_agreement(known, block, reference, weight, weight.shape[1])
 
 
-def _check_mlp(block: torch.nn.Module, parts: proofs.MLPParts) -> None:
+def _check_mlp(known: proofs.Proofs, block: torch.nn.Module, parts: proofs.MLPParts) -> None:
     up, down = block.get_submodule(parts.up), block.get_submodule(parts.down)
 
     def reference(x: torch.Tensor) -> torch.Tensor:
@@ -575,15 +576,19 @@ def _check_mlp(block: torch.nn.Module, parts: proofs.MLPParts) -> None:
         return y
 
     weight: Any = up.weight
-    _check_agreement(block, reference, weight, weight.shape[1])
+    _check_agreement(known, block, reference, weight, weight.shape[1])
 
 
 def _check_agreement(
-    block: torch.nn.Module, reference: Callable[..., torch.Tensor], weight: torch.Tensor, k: int
+    known: proofs.Proofs,
+    block: torch.nn.Module,
+    reference: Callable[..., torch.Tensor],
+    weight: torch.Tensor,
+    k: int,
 ) -> None:
     """Raises NoProof if a proved block differs from its reference on random inputs of several magnitudes."""
     x = torch.randn(2, k, generator=torch.Generator().manual_seed(0), device="cpu").to(weight.device, weight.dtype)
-    expected_operations = proofs.operations(block)
+    expected_operations = known.of(proofs.operations, block)
     for magnitude in _MAGNITUDES:
         with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             scaled_x = x * magnitude

@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from stoneware.nn import frozen_linear, steps
+from stoneware.nn import frozen_linear, steps, traced_linear, trained_steps
 from stoneware.nn.arguments import BITS_16, FLOATS, autocast, check, is_distributed
 from stoneware.nn.gathered_weight import GatheredWeight
 from stoneware.nn.recipes import BF16, RECIPES, UNIT, Cast, check_is_built, why_not
-from stoneware.nn.steps import NONE, Matmul, Step, Steps, rows_of
+from stoneware.nn.steps import Matmul, Steps, rows_of
 from stoneware.ops import native_call
 from stoneware.ops.backend import is_torch_plan
 from stoneware.ops.backward import in_state_of_call
@@ -80,7 +80,7 @@ def _linear(recipe: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
     if not torch.is_grad_enabled():
         # Not _Linear: its ctx.needs_input_grad is True even under no_grad.
         if torch.compiler.is_dynamo_compiling():
-            return _forward_by_ops(recipe, x, weight, bias)
+            return traced_linear.forward(recipe, x, weight, bias)
         y: torch.Tensor = _forward(recipe, False, False, x, weight, bias)
         return y
     needs_bias = bias is not None and bias.requires_grad
@@ -93,7 +93,7 @@ def _forward(
 ) -> Any:
     """The results of `_native_forward`; a weight that was gathered in fp8 has no reduction."""
     if isinstance(weight, GatheredWeight):
-        forward = frozen_linear.native_linear(recipe, False, needs_weight and _shares(recipe))
+        forward = frozen_linear.native_linear(recipe, False, needs_weight and trained_steps.shares(recipe))
         return forward(x, weight.quantized, weight.scale, bias)
     return _native_forward(recipe, needs_x, needs_weight)(x, weight, bias)
 
@@ -107,7 +107,7 @@ class _Linear(torch.autograd.Function):
     ) -> torch.Tensor:
         _, needs_x, needs_weight, _ = ctx.needs_input_grad
         if torch.compiler.is_dynamo_compiling():
-            results = _forward_by_ops(recipe, x, weight, bias)
+            results = traced_linear.forward(recipe, x, weight, bias)
         else:
             ctx.state = policy.state()
             results = policy.run_in(None, _forward, recipe, needs_x, needs_weight, x, weight, bias)
@@ -235,7 +235,7 @@ def _make(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, y: N
         forward = _native_forward(recipe, needs_x, needs_weight)
         backward = None
         if needs_x or needs_weight:
-            backward = _native_backward(recipe, needs_x, needs_weight, _shares(recipe))
+            backward = _native_backward(recipe, needs_x, needs_weight, trained_steps.shares(recipe))
         function = functools.partial(
             _apply, _Kind(recipe, policy.state(), needs_x, needs_weight, needs_bias, forward, backward)
         )
@@ -287,7 +287,7 @@ call = _built(_general, is_cast=False)
 def call_without_grad(recipe: str) -> Callable[..., torch.Tensor]:
     """call(x, weight, bias) -> y, of any kind."""
     return steps.native_call(
-        FORWARD[recipe],
+        trained_steps.FORWARD[recipe],
         lambda x, weight, bias: general(x, weight, bias, recipe),
         optional=("bias",),
         check=lambda x, weight, bias: check_x(recipe, x, weight),
@@ -318,7 +318,7 @@ def _gradients(
     tensors = [tensor for tensor in (dy, x, weight) if tensor is not None]
     needs = weight is not None, x is not None
     if torch.compiler.is_dynamo_compiling():
-        results = BACKWARD[recipe, *needs].run(*tensors)
+        results = traced_linear.backward(recipe, dy, x, weight)
     else:
         results = _native_backward(recipe, *needs, bool(shared))(*tensors, *shared)
     if len(tensors) == 3:
@@ -328,25 +328,15 @@ def _gradients(
     return (result, None) if weight is not None else (None, result)
 
 
-def _forward_by_ops(recipe: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    if recipe == BF16:
-        return matmul(x, weight.t(), bias)
-    if isinstance(weight, GatheredWeight):
-        (y,) = frozen_linear.FORWARD[recipe].run(x, weight.quantized, weight.scale, bias)
-    else:
-        (y,) = FORWARD[recipe].run(x, weight, bias)
-    return y
-
-
 @functools.cache
 def _native_forward(recipe: str, needs_x: bool, needs_weight: bool) -> Callable[..., Any]:
     """call(x, weight, bias) -> y, or (y, *reductions) if backward can use them: of x for dw, of the weight for dx.
 
     Unusual calls return only y.
     """
-    shares = _shares(recipe)
-    forward = _forward_steps(recipe, shares and needs_weight, shares and needs_x)
-    return steps.native_call(forward, functools.partial(_forward_by_ops, recipe), optional=("bias",))
+    shares = trained_steps.shares(recipe)
+    forward = trained_steps.forward_steps(recipe, shares and needs_weight, shares and needs_x)
+    return steps.native_call(forward, functools.partial(traced_linear.forward_by_ops, recipe), optional=("bias",))
 
 
 @functools.cache
@@ -357,10 +347,10 @@ def _native_backward(recipe: str, needs_x: bool, needs_weight: bool, shares: boo
     """
 
     def slow(*tensors: torch.Tensor) -> Any:
-        results = BACKWARD[recipe, needs_x, needs_weight].run(*tensors)
+        results = trained_steps.BACKWARD[recipe, needs_x, needs_weight].run(*tensors)
         return tuple(results) if len(results) > 1 else results[0]
 
-    return steps.native_call(_backward_steps(recipe, needs_x, needs_weight, shares), slow)
+    return steps.native_call(trained_steps.backward_steps(recipe, needs_x, needs_weight, shares), slow)
 
 
 @functools.cache
@@ -371,7 +361,7 @@ def native_gathered_backward(recipe: str, shares: bool, num_parts: int = 1) -> C
     """
     (cast, _), grad_weight = RECIPES[recipe].grad_input, RECIPES[recipe].grad_weight
     parts = [f"part_{position}" for position in range(num_parts)]
-    quantized, reductions, wgrad = [frozen_linear.gradient_quantization(cast)], [], _WGRAD
+    quantized, reductions, wgrad = [frozen_linear.gradient_quantization(cast)], [], trained_steps.WGRAD
     if grad_weight is not None:
         quantize_dy = steps.quantize("dy", grad_weight[0], transpose=True)
         if cast == grad_weight[0] and cast.scales != "row":  # one cast for both
@@ -391,70 +381,3 @@ def _padding(recipe: str, x: torch.Tensor) -> int:
         return 0
     num_rows = x.numel() // x.shape[-1]
     return -num_rows % UNIT if num_rows else UNIT
-
-
-def _shares(recipe: str) -> bool:
-    """Whether forward and backward use the same cast of x and of the weight, which needs a reduction."""
-    if recipe == BF16:
-        return False
-    all_casts = RECIPES[recipe]
-    casts = {pair and pair[1] for pair in (all_casts.forward, all_casts.grad_input, all_casts.grad_weight)}
-    return len(casts) == 1 and all_casts.forward[1].scales in ("tensor", "row")
-
-
-def _forward_steps(recipe: str, shares_x: bool, shares_weight: bool) -> Steps:
-    if recipe == BF16:
-        return Steps(
-            ("x", "weight", "bias"), ("y",), (Step(Matmul("nt"), ("x", "weight", "bias"), ("y",)),), rows=("y",)
-        )
-    names, shares, casts = ("x", "weight"), (shares_x, shares_weight), RECIPES[recipe].forward
-    quantized = [steps.quantize(name, cast, shares=shares_it) for name, cast, shares_it in zip(names, casts, shares)]
-    reductions = [steps.shared(name, cast) for name, cast, shares_it in zip(names, casts, shares) if shares_it]
-    multiply = steps.scaled_mm("x", "weight", "y", bias="bias")
-    return Steps(("x", "weight", "bias"), ("y", *reductions), (steps.together(*quantized), multiply), rows=("y",))
-
-
-_WGRAD = Step(Matmul("tn"), ("dy", "x", NONE), ("dw",))
-"""In 16 bits."""
-
-
-def _backward_steps(recipe: str, needs_x: bool, needs_weight: bool, shares: bool) -> Steps:
-    inputs = ("dy", *["x"] * needs_weight, *["weight"] * needs_x)
-    results, rows = (*["dx"] * needs_x, *["dw"] * needs_weight), ("dx",) if needs_x else ()
-    if recipe == BF16:
-        dgrad = Step(Matmul("nn"), ("dy", "weight", NONE), ("dx",))
-        return Steps(inputs, results, (*[dgrad] * needs_x, *[_WGRAD] * needs_weight), rows=rows)
-    grad_input, grad_weight = RECIPES[recipe].grad_input, RECIPES[recipe].grad_weight
-    is_fp8 = needs_weight and grad_weight is not None
-    dy_casts: list[tuple[Cast, bool | str]] = []
-    if needs_x:
-        dy_casts.append((grad_input[0], False))
-    if needs_weight and grad_weight is not None:
-        dy_casts.append((grad_weight[0], True))
-    if len(dy_casts) == 2 and dy_casts[0][0] == dy_casts[1][0]:
-        dy_casts = [(dy_casts[0][0], "both")]
-    quantized = [steps.quantize("dy", cast, transpose=transpose) for cast, transpose in dy_casts]
-    reductions: list[str] = []
-    if needs_x:
-        quantized.append(steps.quantize("weight", grad_input[1], transpose=True, shares=shares))
-        reductions.append(steps.shared("weight", grad_input[1]))
-    if needs_weight and grad_weight is not None:
-        quantized.append(steps.quantize("x", grad_weight[1], transpose=True, shares=shares))
-        reductions.insert(0, steps.shared("x", grad_weight[1]))
-    sequence = [steps.together(*quantized)] if quantized else []
-    if needs_x:
-        sequence.append(steps.scaled_mm("dy", "weight_t", "dx", use_fast_accum=False))
-    if is_fp8:
-        sequence.append(steps.scaled_mm("dy_t", "x_t", "dw", use_fast_accum=False))
-    elif needs_weight:
-        sequence.append(_WGRAD)
-    return Steps((*inputs, *(reductions if shares else ())), results, tuple(sequence), rows=rows)
-
-
-FORWARD = {name: _forward_steps(name, False, False) for name in (BF16, *RECIPES)}
-BACKWARD = {
-    (name, needs_x, needs_weight): _backward_steps(name, needs_x, needs_weight, False)
-    for name in (BF16, *RECIPES)
-    for needs_x, needs_weight in ((True, False), (False, True), (True, True))
-}
-"""(recipe, whether dx and dw are needed) -> steps."""

@@ -9,6 +9,7 @@ activation, a clamp, a bias, a dropout or a scale that the function lacks theref
     mlp_proof.py          feed-forwards of two layers: down(activation(up(x)))
     pointwise.py          the activation between the two layers, which an epilogue must be able to have
     experts_proof.py      experts of transformers, by the digest of their code
+    equal_modules.py      one proof for all equal modules of a model
     tracer.py             the trace of a module in all modes
     attribute_reads.py    which attributes the traced code reads, and whether they can change later
     fx_nodes.py           what the nodes of a trace compute
@@ -17,6 +18,7 @@ activation, a clamp, a bias, a dropout or a scale that the function lacks theref
 """
 
 from stoneware.nn.proofs.attribute_reads import is_same
+from stoneware.nn.proofs.equal_modules import Proofs
 from stoneware.nn.proofs.experts_proof import experts
 from stoneware.nn.proofs.mlp_proof import MLPParts, mlp
 from stoneware.nn.proofs.no_proof import NoProof
@@ -27,6 +29,7 @@ from stoneware.nn.proofs.swiglu_proof import SwiGLUParts, swiglu
 __all__ = [
     "MLPParts",
     "NoProof",
+    "Proofs",
     "SwiGLUParts",
     "checked_call",
     "experts",

@@ -47,7 +47,7 @@ class AttributeReads:
                 continue
             if name in vars(module):
                 value = vars(module)[name]
-                is_constant = is_guarded and (_is_immutable(value) or _is_function(value, module, reads is not None))
+                is_constant = is_guarded and (is_immutable(value) or _is_function(value, module, reads is not None))
             else:
                 value, method = None, getattr(self.kind, name, None)
                 is_method = callable(method) and (reads is None or isinstance(method, FunctionType))
@@ -84,9 +84,9 @@ class _Silent:
 _MODULE_ATTRIBUTES = frozenset(vars(torch.nn.Module()))
 
 
-def _is_immutable(value: Any) -> bool:
+def is_immutable(value: Any) -> bool:
     if isinstance(value, tuple):
-        return all(map(_is_immutable, value))
+        return all(map(is_immutable, value))
     return value is None or isinstance(value, (int, float, str, torch.dtype))
 
 
@@ -95,7 +95,7 @@ def is_same(value: Any, other: Any) -> bool:
     if value is other:
         return True
     # 0.0 == -0.0 and 1 == True, but their texts differ.
-    return type(value) is type(other) and _is_immutable(value) and repr(value) == repr(other)
+    return type(value) is type(other) and is_immutable(value) and repr(value) == repr(other)
 
 
 def _is_function(value: Any, module: torch.nn.Module, is_strict: bool) -> bool:
@@ -103,7 +103,7 @@ def _is_function(value: Any, module: torch.nn.Module, is_strict: bool) -> bool:
     if not is_strict:
         return callable(value)
     if isinstance(value, functools.partial):  # whose keywords are in `MLPParts.keywords`
-        is_constant = all(map(_is_immutable, (*value.args, *value.keywords.values())))
+        is_constant = all(map(is_immutable, (*value.args, *value.keywords.values())))
         return is_constant and _is_function(value.func, module, is_strict)
     if isinstance(value, MethodType):
         return value.__self__ is module
