@@ -7,6 +7,7 @@ import copy
 import functools
 from typing import Any, NamedTuple
 
+import numpy
 import plain_fp8
 import pytest
 import tiny_models
@@ -212,6 +213,7 @@ def train(name: str, model: torch.nn.Module, choices: list[Choices]) -> tuple[li
         optimizer.zero_grad()
         mode = choices[step].replayed() if choices else Choices()
         torch.manual_seed(step)  # of dropout
+        numpy.random.seed(step)  # of SpecAugment's masks
         with mode:
             outputs = tensors_of(model(**inputs))
         chosen.append(mode)
