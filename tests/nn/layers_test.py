@@ -266,7 +266,9 @@ def test_compiled_layers_quantize_an_input_that_they_share_once(recipe):
     num_calls: collections.Counter[str] = collections.Counter()
 
     def count(graph, example_inputs):
-        num_calls.update(str(node.target).split(".")[1] for node in graph.graph.nodes if "stoneware" in str(node.target))
+        num_calls.update(
+            str(node.target).split(".")[1] for node in graph.graph.nodes if "stoneware" in str(node.target)
+        )
         return make_boxed_func(graph)
 
     layers = torch.nn.ModuleList(nn.Float8Linear(K, N, recipe=recipe, dtype=torch.bfloat16) for _ in range(2))

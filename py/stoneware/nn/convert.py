@@ -580,11 +580,7 @@ def _check_mlp(known: proofs.Proofs, block: torch.nn.Module, parts: proofs.MLPPa
 
 
 def _check_agreement(
-    known: proofs.Proofs,
-    block: torch.nn.Module,
-    reference: Callable[..., torch.Tensor],
-    weight: torch.Tensor,
-    k: int,
+    known: proofs.Proofs, block: torch.nn.Module, reference: Callable[..., torch.Tensor], weight: torch.Tensor, k: int
 ) -> None:
     """Raises NoProof if a proved block differs from its reference on random inputs of several magnitudes."""
     x = torch.randn(2, k, generator=torch.Generator().manual_seed(0), device="cpu").to(weight.device, weight.dtype)

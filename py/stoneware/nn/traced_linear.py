@@ -45,9 +45,7 @@ def forward_by_ops(recipe: str, x: torch.Tensor, weight: torch.Tensor, bias: tor
     return y
 
 
-def backward(
-    recipe: str, dy: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor | None
-) -> list[torch.Tensor]:
+def backward(recipe: str, dy: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor | None) -> list[torch.Tensor]:
     """dx, if there is a weight, and dw, if there is an x."""
     if recipe == BF16:
         tensors = [tensor for tensor in (dy, x, weight) if tensor is not None]
@@ -61,9 +59,7 @@ def backward(
 
 
 def _quantized(x: torch.Tensor, cast: Cast, *, transpose: bool = False) -> tuple[torch.Tensor, ...]:
-    return quantize(
-        rows_of(x), cast.scales, transpose=transpose, dtype=cast.dtype, power_of_two=cast.power_of_two
-    )
+    return quantize(rows_of(x), cast.scales, transpose=transpose, dtype=cast.dtype, power_of_two=cast.power_of_two)
 
 
 @functools.cache

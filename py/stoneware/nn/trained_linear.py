@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 from stoneware.nn import frozen_linear, steps, traced_linear, trained_steps
 from stoneware.nn.arguments import BITS_16, FLOATS, autocast, check, is_distributed
 from stoneware.nn.gathered_weight import GatheredWeight
-from stoneware.nn.recipes import BF16, RECIPES, UNIT, Cast, check_is_built, why_not
+from stoneware.nn.recipes import BF16, RECIPES, UNIT, check_is_built, why_not
 from stoneware.nn.steps import Matmul, Steps, rows_of
 from stoneware.ops import native_call
 from stoneware.ops.backend import is_torch_plan

@@ -1,9 +1,9 @@
 """The steps of a linear layer that trains.
 
-    shares              whether backward uses reductions of forward
-    forward_steps       x, weight -> y
-    forward_steps_of_x8 x in fp8, weight -> y
-    backward_steps      dy, x, weight -> dx, dw
+shares              whether backward uses reductions of forward
+forward_steps       x, weight -> y
+forward_steps_of_x8 x in fp8, weight -> y
+backward_steps      dy, x, weight -> dx, dw
 """
 
 from __future__ import annotations
@@ -46,9 +46,7 @@ WGRAD = Step(Matmul("tn"), ("dy", "x", NONE), ("dw",))
 """In 16 bits."""
 
 
-def backward_steps(
-    recipe: str, needs_x: bool, needs_weight: bool, shares: bool, *, has_x8: bool = False
-) -> Steps:
+def backward_steps(recipe: str, needs_x: bool, needs_weight: bool, shares: bool, *, has_x8: bool = False) -> Steps:
     """The steps of the gradients that are needed; with `has_x8` the calls have the transpose of x in fp8, not x."""
     x_names = ("x_t8", "scale_x_t") if has_x8 else ("x",)
     inputs = ("dy", *x_names * needs_weight, *["weight"] * needs_x)

@@ -61,12 +61,13 @@ def _value(value: Any, order: dict[int, int]) -> Hashable:
         place = order.setdefault(id(value), len(order))  # shared weights
         return place, type(value), value.shape, value.stride(), value.dtype, value.device, value.requires_grad
     if isinstance(value, torch.nn.Module):
-        return type(value)  # its attributes are a part's
+        return (type(value),)  # its attributes are those of a part
     if isinstance(value, dict):
         return type(value), *(
             (_value(key, order), id(each) if isinstance(each, dict) else _value(each, order))
             for key, each in value.items()
         )
-    if isinstance(value, (set, list)) and not value:
-        return type(value)
+    if isinstance(value, (list, set)) and all(map(is_immutable, value)):
+        texts = map(repr, value)
+        return type(value), tuple(texts) if isinstance(value, list) else frozenset(texts)
     return id(value)
