@@ -12,7 +12,7 @@ from typing import Any
 from stoneware.errors import quoted
 
 _OPAQUE = "torch", "stoneware"
-"""Packages whose functions have no key but themselves: they read much, and nothing of it changes."""
+"""Packages whose functions are their own keys: they read much, and nothing of it changes."""
 
 
 def identity(function: Callable[..., Any]) -> Any:

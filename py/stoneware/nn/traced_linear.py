@@ -68,17 +68,6 @@ def _native_forward(recipe: str) -> Callable[..., torch.Tensor]:
     return steps.native_call(rest, lambda *tensors: rest.run(*tensors)[0], optional=("bias",))
 
 
-@functools.cache
-def _native_backward(recipe: str, needs_x: bool, needs_weight: bool, has_x8: bool) -> Callable[..., Any]:
-    rest = trained_steps.backward_steps(recipe, needs_x, needs_weight, False, has_x8=has_x8)
-
-    def slow(*tensors: torch.Tensor) -> Any:
-        results = rest.run(*tensors)
-        return tuple(results) if len(results) > 1 else results[0]
-
-    return steps.native_call(rest, slow)
-
-
 def _run_forward(
     weight: torch.Tensor, x8: torch.Tensor, scale_x: torch.Tensor, bias: torch.Tensor | None, recipe: str
 ) -> torch.Tensor:
@@ -90,7 +79,7 @@ def _run_backward(
     dy: torch.Tensor, weight: torch.Tensor | None, of_x: list[torch.Tensor], recipe: str
 ) -> list[torch.Tensor]:
     tensors = [dy, *of_x, *([] if weight is None else [weight])]
-    call = _native_backward(recipe, weight is not None, bool(of_x), len(of_x) > 1)
+    call = trained_steps.native_backward(recipe, weight is not None, bool(of_x), shares=False, has_x8=len(of_x) > 1)
     results = policy.run_in(None, call, *tensors)
     return [*results] if isinstance(results, tuple) else [results]
 

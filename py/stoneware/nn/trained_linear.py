@@ -143,7 +143,7 @@ class _Kind(NamedTuple):
       state: `policy.state()` of the call.
       needs_x, needs_weight, needs_bias: whether these need a gradient.
       forward: see `_native_forward`.
-      backward: see `_native_backward`; None if only the bias needs a gradient.
+      backward: see `trained_steps.native_backward`; None if only the bias needs a gradient.
     """
 
     recipe: str
@@ -235,7 +235,7 @@ def _make(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, y: N
         forward = _native_forward(recipe, needs_x, needs_weight)
         backward = None
         if needs_x or needs_weight:
-            backward = _native_backward(recipe, needs_x, needs_weight, trained_steps.shares(recipe))
+            backward = trained_steps.native_backward(recipe, needs_x, needs_weight, shares=trained_steps.shares(recipe))
         function = functools.partial(
             _apply, _Kind(recipe, policy.state(), needs_x, needs_weight, needs_bias, forward, backward)
         )
@@ -320,7 +320,7 @@ def _gradients(
     if torch.compiler.is_dynamo_compiling():
         results = traced_linear.backward(recipe, dy, x, weight)
     else:
-        results = _native_backward(recipe, *needs, bool(shared))(*tensors, *shared)
+        results = trained_steps.native_backward(recipe, *needs, shares=bool(shared))(*tensors, *shared)
     if len(tensors) == 3:
         dx, dw = results
         return dx, dw
@@ -337,20 +337,6 @@ def _native_forward(recipe: str, needs_x: bool, needs_weight: bool) -> Callable[
     shares = trained_steps.shares(recipe)
     forward = trained_steps.forward_steps(recipe, shares and needs_weight, shares and needs_x)
     return steps.native_call(forward, functools.partial(traced_linear.forward_by_ops, recipe), optional=("bias",))
-
-
-@functools.cache
-def _native_backward(recipe: str, needs_x: bool, needs_weight: bool, shares: bool) -> Callable[..., Any]:
-    """call(dy, *x, *weight, *reductions) -> dx, dw, or both as a tuple.
-
-    The call has x if `needs_weight` and the weight if `needs_x`, with their reductions if `shares`.
-    """
-
-    def slow(*tensors: torch.Tensor) -> Any:
-        results = trained_steps.BACKWARD[recipe, needs_x, needs_weight].run(*tensors)
-        return tuple(results) if len(results) > 1 else results[0]
-
-    return steps.native_call(trained_steps.backward_steps(recipe, needs_x, needs_weight, shares), slow)
 
 
 @functools.cache

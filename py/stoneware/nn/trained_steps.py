@@ -4,9 +4,16 @@ shares              whether backward uses reductions of forward
 forward_steps       x, weight -> y
 forward_steps_of_x8 x in fp8, weight -> y
 backward_steps      dy, x, weight -> dx, dw
+native_backward     the same as one native call
 """
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
 
 from stoneware.nn import steps
 from stoneware.nn.recipes import BF16, RECIPES, Cast
@@ -88,3 +95,21 @@ BACKWARD = {
     for needs_x, needs_weight in ((True, False), (False, True), (True, True))
 }
 """(recipe, whether dx and dw are needed) -> steps."""
+
+
+@functools.cache
+def native_backward(
+    recipe: str, needs_x: bool, needs_weight: bool, *, shares: bool, has_x8: bool = False
+) -> Callable[..., Any]:
+    """call(dy, *x, *weight, *reductions) -> dx, dw, or both as a tuple.
+
+    The call has x, or the transpose of x in fp8 and its scales, if `needs_weight`, and the weight if `needs_x`, with
+    their reductions if `shares`.
+    """
+    by_ops = backward_steps(recipe, needs_x, needs_weight, False, has_x8=has_x8)
+
+    def slow(*tensors: torch.Tensor) -> Any:
+        results = by_ops.run(*tensors)
+        return tuple(results) if len(results) > 1 else results[0]
+
+    return steps.native_call(backward_steps(recipe, needs_x, needs_weight, shares, has_x8=has_x8), slow)
