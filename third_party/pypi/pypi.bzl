@@ -8,6 +8,18 @@ def _is_for_one_python(file):
     python, abi = file.removesuffix(".whl").split("-")[-3:-1]
     return python == abi
 
+def _compile_python(ctx, python):
+    """Compiles the modules once, as pip does: actions cannot write here, and would compile them at each import.
+
+    The bytes depend on neither the folder nor the order, so that a cache serves another clone. A file that is no
+    Python of this version, a template for example, stays a source; so do all for another version of Python.
+    """
+    ctx.execute(
+        [python, "-B", "-m", "compileall", "-q", "-s", "tree", "-p", "/", "--invalidation-mode", "unchecked-hash", "tree"],
+        environment = {"PYTHONHASHSEED": "0"},
+        timeout = 3600,
+    )
+
 def wheel_tree_impl(ctx):
     """Implements wheel_tree; public for its tests.
 
@@ -56,6 +68,7 @@ def wheel_tree_impl(ctx):
             fail("{}: executables names {}: {}".format(ctx.name, path, changed.stderr))
     for patch in ctx.attr.patches:
         ctx.patch(patch, strip = 1)
+    _compile_python(ctx, python)
     ctx.file("BUILD.bazel", ctx.read(ctx.attr.build_file))
 
 wheel_tree = repository_rule(
