@@ -448,7 +448,3 @@ KERNELS_SM90 = (
     SCALED_MM_SM90 + SCALED_MM_SLOW_SM90 + SCALED_MM_BLOCK_SM90 + PERSISTENT_MM_SM90 +
     GROUPED_MM_SM90 + MATMUL_SM90
 )
-
-# Families of the small kernel set: those built from PTX. A kernel of CUTLASS's builders takes nvcc ten
-# times as long.
-SMALL_KERNEL_SET = ["grouped_mm_sm90", "persistent_mm_sm90"]

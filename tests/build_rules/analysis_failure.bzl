@@ -138,12 +138,12 @@ one_config_twice = rule(
     doc = "What cubin_library checks, where a test can see it fail.",
 )
 
-def _subset_of_unknown_family_impl(_ctx):
-    check_subset("small_kernels", ["grouped_mm_sm90", "splitk_sm90"], ["grouped_mm_sm90", "matmul_sm90"])
+def _subset_of_unknown_kernel_impl(_ctx):
+    check_subset("small_kernels", ["matmul_128x128", "matmul_128x192"], ["matmul_128x128"])
     return []
 
-subset_of_unknown_family = rule(
-    implementation = _subset_of_unknown_family_impl,
+subset_of_unknown_kernel = rule(
+    implementation = _subset_of_unknown_kernel_impl,
     doc = "What cubin_library checks of a subset, where a test can see it fail.",
 )
 

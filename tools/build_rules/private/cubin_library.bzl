@@ -300,16 +300,44 @@ def check_ids(configs):
                 .format(places[config.id], place, family, config.id))
         places[config.id] = place
 
-def _names_of(configs):
-    """The names of the families of these configs."""
-    return {config.family.name: True for config in configs}.keys()
+def check_subset(library, ids, known):
+    """Fails if a library is to have a kernel that there is not.
 
-def check_subset(library, names, known):
-    """Fails if a library is to have a family that there is not."""
-    for name in names:
-        if name not in known:
-            fail("cubin_library: a subset must name families of `configs`, but {} names {}; choose from {}"
-                .format(library, repr(name), ", ".join(known)))
+    Args:
+      library: the subset's name.
+      ids: of the kernels that it is to have.
+      known: the ids of all kernels.
+    """
+    for id in ids:
+        if id not in known:
+            fail("cubin_library: a subset must name ids of `configs`, but {} names {}; remove it, or add its config"
+                .format(library, repr(id)))
+
+def _library(name, configs, entry_header, entry_type, namespace, deps, copts, tags, visibility):
+    """The library of these kernels, the host object of each family, and the files of open kernels."""
+    families = {}
+    open_groups = {}
+    for config in configs:
+        key = "{}_{}_{}_host".format(name, config.family.name, config.arch)
+        families.setdefault(key, []).append(config)
+        if hasattr(config.family, "open"):
+            open_groups.setdefault(_open_group(config), []).append(config)
+    for key, of_family in families.items():
+        _host(key, of_family, deps, copts, entry_type, tags)
+    for key, of_group in open_groups.items():
+        _open("{}_{}_open".format(name, key), key, of_group, tags)
+    _embedded_kernels(
+        name = name,
+        entry_header = entry_header,
+        entry_type = entry_type,
+        hosts = {":" + key: of_family[0].arch for key, of_family in families.items()},
+        kernels = [":" + config.id + "_cubin" for config in configs],
+        namespace = namespace,
+        open_kernels = [":{}_{}_open".format(name, key) for key in open_groups],
+        tags = tags,
+        visibility = visibility,
+        deps = deps,
+    )
 
 def cubin_library(
         name,
@@ -357,43 +385,25 @@ def cubin_library(
       copts: further flags for the host side.
       backward: whether its kernels serve gradients: "on", "off" or "inherit", what //:enable_backward
         says.
-      subsets: further libraries, by name, each of some families alone. They share the cubins and the
-        host objects of `name`. A family is in one as a whole, since it has one host object.
+      subsets: further libraries, by name, each of some kernels alone, by their ids. They share the
+        cubins of `name`, and have host objects of their own.
       tags: of every target, "manual" for kernels that `bazel build //...` shall not compile.
       visibility: of the libraries.
     """
-    families = {}
-    open_groups = {}
     check_ids(configs)
     for config in configs:
-        key = "{}_{}_{}_host".format(name, config.family.name, config.arch)
-        families.setdefault(key, []).append(config)
-        if hasattr(config.family, "open"):
-            open_groups.setdefault(_open_group(config), []).append(config)
         _cubin(config, backend, backward, tags)
-    for key, of_family in families.items():
-        _host(key, of_family, deps, copts, entry_type, tags)
-    for key, of_group in open_groups.items():
-        _open("{}_{}_open".format(name, key), key, of_group, tags)
-    for library, names in ({name: _names_of(configs)} | subsets).items():
-        check_subset(library, names, _names_of(configs))
-        _embedded_kernels(
+    known = [config.id for config in configs]
+    for library, ids in ({name: known} | subsets).items():
+        check_subset(library, ids, known)
+        _library(
             name = library,
+            configs = [config for config in configs if config.id in ids],
+            copts = copts,
+            deps = deps,
             entry_header = entry_header,
             entry_type = entry_type,
-            hosts = {
-                ":" + key: of_family[0].arch
-                for key, of_family in families.items()
-                if of_family[0].family.name in names
-            },
-            kernels = [":" + config.id + "_cubin" for config in configs if config.family.name in names],
             namespace = namespace,
-            open_kernels = [
-                ":{}_{}_open".format(name, key)
-                for key, of_group in open_groups.items()
-                if of_group[0].family.name in names
-            ],
             tags = tags,
             visibility = visibility,
-            deps = deps,
         )
