@@ -18,8 +18,11 @@ SCALED_MM_SM90 = [
         cluster = (2, 1, 1),
         schedule = "pingpong",
     )
-    for out in ["bf16", "fp16"]
-    for tile in [(128, 128, 128), (128, 160, 128), (128, 192, 128)]
+    for out, tiles in [
+        ("bf16", [(128, 128, 128), (128, 160, 128), (128, 192, 128)]),
+        ("fp16", [(128, 192, 128)]),
+    ]
+    for tile in tiles
 ]
 
 # Tiles, with their stages, that leave no room in shared memory for partial sums.
@@ -335,22 +338,17 @@ PERSISTENT_MM_SM90 = [
     for tile, stages, swap_ab, blocks, splits in _CLUSTERS[op]
 ]
 
-# fp8 with slow accumulation, by CUTLASS: for few rows and for results in fp32. The rest is PERSISTENT_MM_SM90's.
+# fp8 with slow accumulation, by CUTLASS: for results in fp32. The rest is PERSISTENT_MM_SM90's.
 SCALED_MM_SLOW_SM90 = [
     scaled_mm_config(
-        a = a,
-        b = b,
-        out = out,
-        tile = tile,
+        a = "e4m3",
+        b = "e4m3",
+        out = "fp32",
+        tile = (128, 128, 128),
         cluster = (2, 1, 1),
-        schedule = schedule,
+        schedule = "cooperative",
         accumulation = "slow",
-    )
-    for a, b, out, tile, schedule in [
-        ("e4m3", "e4m3", "bf16", (128, 128, 128), "cooperative"),
-        ("e4m3", "e4m3", "bf16", (64, 128, 128), "pingpong"),
-        ("e4m3", "e4m3", "fp32", (128, 128, 128), "cooperative"),
-    ]
+    ),
 ]
 
 # fp8 with scales 1x128 of a and 128x128 of b, by CUTLASS; the rest is PERSISTENT_MM_SM90's.

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-_WIDE = "scaled_mm_sm90_e4m3_e4m3_bf16_128x128x128_2x1x1_pingpong"
-_WIDE_FP16 = "scaled_mm_sm90_e4m3_e4m3_fp16_128x128x128_2x1x1_pingpong"
+_WIDE = "scaled_mm_sm90_e4m3_e4m3_bf16_128x192x128_2x1x1_pingpong"
+_WIDE_FP16 = "scaled_mm_sm90_e4m3_e4m3_fp16_128x192x128_2x1x1_pingpong"
 _SPLIT_K = "scaled_mm_sm90_e4m3_e4m3_bf16_64x64x256_1x1x1_splitk1x6_swap"
 _SPLIT_K_TWO_GROUPS = "scaled_mm_sm90_e4m3_e4m3_bf16_128x64x128_1x1x1_splitk2x8_swap"
 _SHARES_COLUMNS = "scaled_mm_sm90_e4m3_e4m3_bf16_64x104x128_1x1x1_splitk1x10_swap_columns"
@@ -56,14 +56,14 @@ def _tensor_map(kind: str, address: int, dims: str, strides: str, box: str, swiz
 # Tensor maps have the innermost extent first, strides in bytes, and a batch of one of stride 0.
 _TENSOR_MAPS = {
     _WIDE: [
-        # Two blocks of the cluster share b's tile: each loads half of its 128 columns.
+        # Two blocks of the cluster share b's tile: each loads half of its 192 columns.
         _tensor_map(_UINT8, _A, "1024,100,1", "2048,0", "128,128,1", _SWIZZLE_128B),
-        _tensor_map(_UINT8, _B, "1024,512,1", "4096,0", "128,64,1", _SWIZZLE_128B),
+        _tensor_map(_UINT8, _B, "1024,512,1", "4096,0", "128,96,1", _SWIZZLE_128B),
         _tensor_map(_BFLOAT16, _D, "512,100,1", "1280,0", "32,64,1", _SWIZZLE_64B),
     ],
     _WIDE_FP16: [
         _tensor_map(_UINT8, _A, "1024,100,1", "2048,0", "128,128,1", _SWIZZLE_128B),
-        _tensor_map(_UINT8, _B, "1024,512,1", "4096,0", "128,64,1", _SWIZZLE_128B),
+        _tensor_map(_UINT8, _B, "1024,512,1", "4096,0", "128,96,1", _SWIZZLE_128B),
         _tensor_map(_FLOAT16, _D, "512,100,1", "1280,0", "32,64,1", _SWIZZLE_64B),
     ],
 }
@@ -83,7 +83,7 @@ def test_the_launch_is_the_kernels(run_with_fake: Any) -> None:
 plan("{_WIDE}")(stream, tensors)
 report([fake.calls("cuLaunchKernelEx"), entries["{_WIDE}"]])
     """)
-    assert launch["grid"] == "8,1,1"  # m is rounded up to whole clusters of two tiles
+    assert launch["grid"] == "6,1,1"  # m is rounded up to whole clusters of two tiles
     assert launch["cluster"] == "2,1,1"
     assert launch["block"] == "384,1,1"
     assert launch["shared_bytes"] == str(entry["shared_bytes"])
