@@ -8,6 +8,10 @@ import pathlib
 import pytest
 
 
+def _architecture(item: pytest.Item) -> str:
+    return item.callspec.params.get("name", "") if hasattr(item, "callspec") else ""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keeps every n-th architecture (https://bazel.build/reference/test-encyclopedia, "Test sharding")."""
     if "TEST_SHARD_STATUS_FILE" in os.environ:
@@ -16,8 +20,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     places: dict[str, int] = {}
     kept = []
     for item in items:
-        params = item.callspec.params if hasattr(item, "callspec") else {}
-        place = places.setdefault(params.get("name", ""), len(places))
+        place = places.setdefault(_architecture(item), len(places))
         if place % num_shards == shard:
             kept.append(item)
-    items[:] = kept
+    # One after the other, so that each original is built once.
+    items[:] = sorted(kept, key=lambda item: places[_architecture(item)])

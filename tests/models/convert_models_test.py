@@ -120,7 +120,7 @@ def run(model: torch.nn.Module, inputs: dict[str, torch.Tensor], magnitude: floa
         scaled_inputs = {
             name: value if name.endswith("mask") else scaled(value, magnitude) for name, value in inputs.items()
         }
-        torch.manual_seed(0)
+        tiny_models.seed(0)
         stack.enter_context(torch.no_grad())
         return tensors_of(model(**scaled_inputs))
 
@@ -147,7 +147,7 @@ def call_part(model: torch.nn.Module, call: Call, magnitude: float, dtype: torch
     )
     every[first] = scaled(every[first], magnitude)
     every = [in_dtype(value, dtype) for value in every]
-    torch.manual_seed(0)
+    tiny_models.seed(0)
     with torch.no_grad():
         return tensors_of(model.get_submodule(call.name)(*every[: len(args)], **dict(zip(kwargs, every[len(args) :]))))
 
@@ -212,7 +212,7 @@ def train(name: str, model: torch.nn.Module, choices: list[Choices]) -> tuple[li
     for step in range(STEPS):
         optimizer.zero_grad()
         mode = choices[step].replayed() if choices else Choices()
-        torch.manual_seed(step)  # of dropout
+        tiny_models.seed(step)  # of dropout
         numpy.random.seed(step)  # of SpecAugment's masks
         with mode:
             outputs = tensors_of(model(**inputs))
