@@ -11,14 +11,17 @@ def _is_for_one_python(file):
 def _compile_python(ctx, python):
     """Compiles the modules once, as pip does: actions cannot write here, and would compile them at each import.
 
-    The bytes depend on neither the folder nor the order, so that a cache serves another clone. A file that is no
-    Python of this version, a template for example, stays a source; so do all for another version of Python.
+    The bytes depend neither on the folder nor on the order, so a cache serves other clones that have the same patch
+    release of Python. Python compares the hash of a source, so that an edited one counts. A file that this Python
+    cannot parse, such as a template, gets no bytecode. Another version of Python ignores the bytecode.
     """
-    ctx.execute(
-        [python, "-B", "-m", "compileall", "-q", "-s", "tree", "-p", "/", "--invalidation-mode", "unchecked-hash", "tree"],
-        environment = {"PYTHONHASHSEED": "0"},
+    compiled = ctx.execute(
+        [python, "-B", "-m", "compileall", "-q", "-s", "tree", "-p", "/", "--invalidation-mode", "checked-hash", "tree"],
+        environment = {"PYTHONHASHSEED": "0", "PYTHONOPTIMIZE": "", "PYTHONPYCACHEPREFIX": ""},
         timeout = 3600,
     )
+    if compiled.return_code not in (0, 1):  # 1: some files cannot be parsed
+        fail("{}: Python's compileall failed: {}".format(ctx.name, compiled.stderr))
 
 def wheel_tree_impl(ctx):
     """Implements wheel_tree; public for its tests.
@@ -68,7 +71,8 @@ def wheel_tree_impl(ctx):
             fail("{}: executables names {}: {}".format(ctx.name, path, changed.stderr))
     for patch in ctx.attr.patches:
         ctx.patch(patch, strip = 1)
-    _compile_python(ctx, python)
+    if not ctx.attr.prefix:  # packages; toolchains import nothing of theirs
+        _compile_python(ctx, python)
     ctx.file("BUILD.bazel", ctx.read(ctx.attr.build_file))
 
 wheel_tree = repository_rule(
