@@ -1,7 +1,7 @@
-"""The small kernel set: what the quickstart and most tests build, in a minute rather than ten.
+"""The small kernel set: what the quickstart and most tests build.
 
-Of each form that is built from PTX (op, dtypes, scales, accumulation) the kernels that the tables choose most, from
-decoding to large m. A kernel of CUTLASS's builders takes nvcc ten times as long.
+For each form that is built from PTX (op, dtypes, scales, accumulation), the set has the kernels that the tables choose
+most, from decoding to large m. A kernel of CUTLASS's builders takes nvcc ten times as long.
 """
 
 SMALL_KERNEL_SET = [

@@ -300,17 +300,17 @@ def check_ids(configs):
                 .format(places[config.id], place, family, config.id))
         places[config.id] = place
 
-def check_subset(library, ids, known):
-    """Fails if a library is to have a kernel that there is not.
+def check_subset(library, ids, all_ids):
+    """Fails if a subset names a kernel that `configs` lacks.
 
     Args:
       library: the subset's name.
-      ids: of the kernels that it is to have.
-      known: the ids of all kernels.
+      ids: the ids in the subset.
+      all_ids: those of `configs`.
     """
     for id in ids:
-        if id not in known:
-            fail("cubin_library: a subset must name ids of `configs`, but {} names {}; remove it, or add its config"
+        if id not in all_ids:
+            fail("cubin_library: a subset must name ids of `configs`, but {} names {}; remove it, or add its config (the name of a family is not an id)"
                 .format(library, repr(id)))
 
 def _library(name, configs, entry_header, entry_type, namespace, deps, copts, tags, visibility):
@@ -354,7 +354,7 @@ def cubin_library(
         visibility = None):
     """A cubin for each config, a host object for each family, and the library `name` of them all.
 
-    Editing one config recompiles that kernel's cubin and its family's host object. An architecture
+    Editing one config recompiles that kernel's cubin, and its family's host object and open kernels. An architecture
     that //:cuda_archs leaves out is neither compiled nor listed. A kernel that serves gradients alone is
     neither compiled nor in a host object where backward is off for it.
 
@@ -386,16 +386,16 @@ def cubin_library(
       backward: whether its kernels serve gradients: "on", "off" or "inherit", what //:enable_backward
         says.
       subsets: further libraries, by name, each of some kernels alone, by their ids. They share the
-        cubins of `name`, and have host objects of their own.
+        cubins of `name`. Host objects and open kernels are compiled for each library.
       tags: of every target, "manual" for kernels that `bazel build //...` shall not compile.
       visibility: of the libraries.
     """
     check_ids(configs)
     for config in configs:
         _cubin(config, backend, backward, tags)
-    known = [config.id for config in configs]
-    for library, ids in ({name: known} | subsets).items():
-        check_subset(library, ids, known)
+    all_ids = [config.id for config in configs]
+    for library, ids in ({name: all_ids} | subsets).items():
+        check_subset(library, ids, all_ids)
         _library(
             name = library,
             configs = [config for config in configs if config.id in ids],
