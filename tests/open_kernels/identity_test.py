@@ -1,8 +1,7 @@
 """An open kernel, linked with the epilogue that changes nothing, has the machine code of the closed kernel.
 
 STONEWARE_TEST_OP names the op whose kernels are linked, STONEWARE_TEST_IDENTITY the epilogue's LTO-IR and
-STONEWARE_TEST_CUBINS the folder of the closed kernels. One kernel of each variant of the code is linked, or each kernel
-if STONEWARE_TEST_EVERY_KERNEL is set. nvJitLink needs no GPU.
+STONEWARE_TEST_CUBINS the folder of the closed kernels. nvJitLink needs no GPU.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ import io
 import json
 import os
 import pathlib
-from collections.abc import Mapping
-from typing import Any
 
 import nvidia.cu13
 import pytest
@@ -26,21 +23,18 @@ from stoneware.runtime import package_files
 os.environ["CUDA_PATH"] = nvidia.cu13.__path__[0]
 
 
-def variant(config: Mapping[str, Any]) -> str:
-    """Everything of a config that chooses code, without the sizes of a tile and how many are in flight."""
-    return json.dumps({name: value for name, value in config.items() if name not in ("tile", "stages")}, sort_keys=True)
+def _files() -> dict[str, list[str]]:
+    """The files with open kernels of the op, and the ids of these."""
+    manifest = json.loads(package_files.path("kernel_manifest.json").read_text())
+    ops = {kernel["id"]: kernel["op"] for kernel in manifest["kernels"]}
+    kernels = {
+        file["name"]: [id for id in file["kernels"] if ops[id] == os.environ["STONEWARE_TEST_OP"]]
+        for file in manifest["open"]
+    }
+    return {name: ids for name, ids in kernels.items() if ids}
 
 
-MANIFEST = json.loads(package_files.path("kernel_manifest.json").read_text())
-CONFIGS = {
-    kernel["id"]: kernel["config"] for kernel in MANIFEST["kernels"] if kernel["op"] == os.environ["STONEWARE_TEST_OP"]
-}
-FILES = {file["name"]: ids for file in MANIFEST["open"] if (ids := [id for id in file["kernels"] if id in CONFIGS])}
-"""The files with open kernels of the op, and the ids of these."""
-
-LINKED = [(file, id) for file, ids in FILES.items() for id in ids]
-if not os.environ.get("STONEWARE_TEST_EVERY_KERNEL"):
-    LINKED = [*{variant(CONFIGS[id]): (file, id) for file, id in LINKED}.values()]
+FILES = _files()
 
 
 @functools.cache
@@ -77,7 +71,7 @@ def machine_code(cubin: bytes, kernel: str) -> bytes:
     return section.data()
 
 
-@pytest.mark.parametrize(("file", "kernel"), LINKED)
+@pytest.mark.parametrize(("file", "kernel"), [(file, kernel) for file in FILES for kernel in FILES[file]])
 def test_with_the_identity_it_is_the_closed_kernel(file, kernel):
     identity = pathlib.Path(os.environ["STONEWARE_TEST_IDENTITY"]).read_bytes()
     closed = pathlib.Path(os.environ["STONEWARE_TEST_CUBINS"], f"{kernel}.cubin").read_bytes()
