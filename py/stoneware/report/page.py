@@ -253,10 +253,9 @@ def _heat_row(members: Sequence[MeasuredProblem]) -> str:
         speedups = [problem.speedup for problem in bands.get(idx, ()) if problem.speedup is not None]
         hovers = (_hover(problem, problem.vendor) for problem in bands.get(idx, ()) if problem.vendor)
         cells.append(_speedup_cell(measures.geometric_mean(speedups), "\n".join(hovers)))
-    return (
-        f'<tr data-find="{escape(_find(key))}"><th>{figures.row_label(key)}'
-        f"<small>{escape(', '.join(figures.layers(key))).replace('_', '_<wbr>')}</small></th>{''.join(cells)}</tr>"
-    )
+    layers = escape(", ".join(figures.layers(key))).replace("_", "_<wbr>")
+    names = f"<small>{layers}</small>" if layers else ""
+    return f'<tr data-find="{escape(_find(key))}"><th>{figures.row_label(key)}{names}</th>{"".join(cells)}</tr>'
 
 
 def _hover(problem: MeasuredProblem, vendor: Choice) -> str:
@@ -326,7 +325,7 @@ def _runs_html(device: DeviceMeasurements, anchor: str) -> list[str]:
 
 def _speedup_cell(speedup: float | None, hover: str) -> str:
     if speedup is None:
-        return "<td></td>"  # the style sheet adds a dash, which keeps the page small
+        return "<td>"  # HTML ends it, and the style sheet adds a dash: it keeps the page small
     hint = f' title="{escape(hover)}"' if hover else ""
     return f'<td class="s{style.step(speedup)}"{hint}>{speedup:.2f}x</td>'
 
