@@ -63,24 +63,25 @@ def with_scales(key: AnyKey, places: Sequence[Place]) -> list[Place]:
     return [place for place in places if place.block.kind.scales == key.scales]
 
 
-_COMPARED = 4
-"""Which near problem is compared where two devices may answer: the nearest one alone is chance."""
+_FARTHER = 1.5
+"""How much farther than this device's near problems those of another one may be and still answer: a device with
+few problems is modelled worse than a similar one with many."""
 
 _NEAR_M = 1.0
 """The distance of two m of which one is 2.6 times the other."""
 
 
 def is_nearer(key: Key, others: Sequence[Place], places: Sequence[Place]) -> bool:
-    """Whether another device has more problems with the key's scales, and nearer ones; not if this one was
-    measured at the same n and k with a near m."""
+    """Whether another device has more problems with the key's scales, and its near ones are hardly farther away, the
+    last one of them compared; not if this device was measured at the same n and k with a near m."""
     theirs, own = with_scales(key, others), with_scales(key, places)
     if _most(theirs) <= _most(own):
         return False
-    near_theirs, near_own = (near_problems(key, some)[:_COMPARED] for some in (theirs, own))
+    near_theirs, near_own = near_problems(key, theirs), near_problems(key, own)
     distance, sizes, _ = near_own[0]
     if sizes[:-1] == key.sizes[:-1] and distance < _NEAR_M:
         return False
-    return near_theirs[-1][0] < near_own[-1][0]
+    return near_theirs[-1][0] < _FARTHER * near_own[-1][0]
 
 
 def _most(places: Sequence[Place]) -> int:
