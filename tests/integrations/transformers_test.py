@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import torch
+from mxfp8 import mxfp8, spread
 from safetensors.torch import load_file, save_file
 from tiny_llama import CONTINUATION, PROMPT, build, generate, save_fp8, save_mixtral_fp8
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, MixtralConfig
@@ -205,6 +206,79 @@ def test_other_scales_of_fp8_layers_keep_their_weights(options):
     assert type(layer) is FP8Linear and {*dict(layer.named_parameters())} == {"weight", "weight_scale_inv"}
 
 
+def fill(module, name, blocks, dense):
+    """Gives a parameter of an fp8 module and its scales the values of MXFP8; returns what they stand for."""
+    weight, scale = mxfp8(dense, *blocks)
+    for key, value in ((name, weight), (f"{name}_scale_inv", scale.to(torch.float8_e8m0fnu))):
+        assert getattr(module, key).shape == value.shape
+        setattr(module, key, torch.nn.Parameter(value, requires_grad=False))
+    return weight.float() * spread(scale, weight.shape)
+
+
+MXFP8 = pytest.mark.parametrize("blocks", [(1, 32), (32, 32)], ids=["1x32", "32x32"])
+
+
+@MXFP8
+def test_mxfp8_layers_run_with_folded_scales(blocks):
+    layer = FP8Linear(256, 384, block_size=blocks, scale_fmt="ue8m0")
+    dense = fill(layer, "weight", blocks, torch.randn(384, 256) * torch.randn(384, 1).exp())
+    before = {name: tensor.view(torch.uint8).clone() for name, tensor in layer.state_dict().items()}
+    model, x = torch.nn.Sequential(layer).eval(), torch.randn(4, 256).bfloat16()
+    done = nn.convert(model, "rowwise")
+    rows, columns = blocks
+    assert re.fullmatch(
+        f"Float8InferenceLinear, blockwise, {rows}x{columns} scales folded, (exact|at most [0-9.]+ % rounded)",
+        done.swapped["0"],
+    )
+    assert layer.weight_scale_inv.shape == (3, 2)
+    with torch.no_grad():
+        assert error(model(x), x.float() @ dense.t()) < ERROR
+    done.undo()
+    assert type(layer) is FP8Linear
+    after = {name: tensor.view(torch.uint8) for name, tensor in layer.state_dict().items()}
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+@MXFP8
+def test_mxfp8_experts_run_with_folded_scales(blocks):
+    experts, _ = fp8_experts(blocks, scale_fmt="ue8m0", has_values=False)
+    dense = {
+        name: fill(experts, name, blocks, torch.randn(getattr(experts, name).shape) / 16)
+        for name in ("gate_up_proj", "down_proj")
+    }
+    before = {name: tensor.view(torch.uint8).clone() for name, tensor in experts.state_dict().items()}
+    x, index, weights = routing(37)
+    done = nn.convert(Routed(experts).eval(), "rowwise")
+    assert done.blocks["experts"].startswith("Float8InferenceExperts, blockwise, {}x{} scales folded".format(*blocks))
+    assert error(experts(x, index, weights), dense_experts(dense, x, index, weights)) < 2 * ERROR
+    done.undo()
+    after = {name: tensor.view(torch.uint8) for name, tensor in experts.state_dict().items()}
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_an_mxfp8_layer_that_cannot_be_folded_stays_with_the_reason():
+    layer = FP8Linear(256, 384, block_size=(1, 32), scale_fmt="ue8m0")
+    fill(layer, "weight", (1, 32), torch.randn(384, 256) * torch.tensor([1.0, 2.0**-30]).repeat(192)[:, None])
+    done = nn.convert(torch.nn.Sequential(layer).eval())
+    assert type(layer) is FP8Linear and "change a row of the weight by" in done.kept["0"]
+
+
+def test_a_folded_model_is_saved_as_an_fp8_checkpoint_that_transformers_loads(tmp_path):
+    source, model = build(), build()
+    replace_with_fp8_linear(
+        model, ["lm_head"], FineGrainedFP8Config(weight_block_size=(1, 32), scale_fmt="ue8m0"), pre_quantized=True
+    )  # fmt: skip
+    for name, layer in model.named_modules():
+        if isinstance(layer, FP8Linear):
+            fill(layer, "weight", (1, 32), source.get_submodule(name).weight.detach().float())
+    rest = {name: tensor for name, tensor in source.state_dict().items() if "proj" not in name}
+    model.load_state_dict(rest, strict=False)
+    assert "blockwise, 1x32 scales folded" in str(nn.convert(model.requires_grad_(False).eval()))
+    model.save_pretrained(tmp_path)
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert generate(model) == generate(reference) == CONTINUATION
+
+
 THROUGH_LOCAL_KERNELS = """
 import sys, torch
 from stoneware.integrations import transformers as engine
@@ -236,13 +310,13 @@ def test_fp8_layers_load_our_kernels_through_local_kernels(tmp_path):
     assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stdout + done.stderr
 
 
-def fp8_experts(block_size=(128, 128), device="cpu", **options):
+def fp8_experts(block_size=(128, 128), device="cpu", *, has_values=True, **options):
     """FP8Experts like transformers loads them, and their dequantized weights."""
     config = MixtralConfig(hidden_size=256, intermediate_size=384, num_local_experts=4)
     kind = use_experts_implementation(experts_class=FP8Experts, experts_interface=ALL_FP8_EXPERTS_FUNCTIONS)
     experts = kind(config, block_size=block_size, **options).to(device).requires_grad_(False)
     dense = {}
-    for name in ("gate_up_proj", "down_proj"):
+    for name in ("gate_up_proj", "down_proj") if has_values else ():
         empty, empty_scale = getattr(experts, name), getattr(experts, f"{name}_scale_inv")
         num_experts, n, k = empty.shape
         parts = 1 if block_size else empty_scale.shape[1]  # gate and up have a scale each
@@ -349,6 +423,17 @@ def four_bits(experts):
 
 def other_blocks(experts):
     experts.block_size = (64, 64)
+    for name in ("gate_up_proj_scale_inv", "down_proj_scale_inv"):
+        scale = 0.3 * getattr(experts, name).repeat_interleave(2, 1).repeat_interleave(2, 2)
+        setattr(experts, name, torch.nn.Parameter(scale, requires_grad=False))
+
+
+def larger_blocks(experts):
+    experts.block_size = (384, 256)
+    for name in ("gate_up_proj_scale_inv", "down_proj_scale_inv"):
+        num_experts, n, k = getattr(experts, name.removesuffix("_scale_inv")).shape
+        scale = torch.ones(num_experts, n // 384, k // 256)
+        setattr(experts, name, torch.nn.Parameter(scale, requires_grad=False))
 
 
 def hooked(experts):
@@ -362,7 +447,8 @@ def hooked(experts):
         (parallel, "_is_expert_parallel is True"),
         (megamoe, "deepgemm_megamoe"),
         (four_bits, "down_proj is a Tensor of torch.int8"),
-        (other_blocks, r"blocks are \(64, 64\)"),
+        (other_blocks, "blocks of 64x64 have scales that are not powers of two"),
+        (larger_blocks, "does not divide blocks of 128x128"),
         (hooked, "has hooks"),
     ],
 )

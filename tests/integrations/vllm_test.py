@@ -17,6 +17,7 @@ import torch
 pytest.importorskip("vllm", reason="vLLM is not installed; docs/engines.md has the command")
 
 import tiny_llama
+from mxfp8 import mxfp8, spread
 from transformers import AutoModelForCausalLM
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.kernels import linear as kernels
@@ -107,10 +108,50 @@ def test_block_scales_compute_the_dequantized_product(device):
     assert y.shape == (2, 5, N) and error(y, x.float() @ dense.t()) < 2**-4
 
 
+def mxfp8_layer(kernel, dense):
+    """A layer with the exponents of scales in uint8, after vLLM loaded it, and its values."""
+    weight, scale = mxfp8(dense)
+    return layer_of(kernel, weight, (scale.log2() + 127).to(torch.uint8)), weight.float() * spread(scale, weight.shape)
+
+
+def test_mxfp8_weights_compute_what_the_emulation_of_vllm_does(device):
+    kernel = kernels.init_mxfp8_linear_kernel(weight_shape=(N, K))
+    assert type(kernel).__name__ == "FoldedMxfp8"
+    dense = torch.randn(N, K, device=device)
+    x, bias = torch.randn(2, 5, K, device=device).bfloat16(), torch.randn(N, device=device).bfloat16()
+    layer, values = mxfp8_layer(kernel, dense)
+    theirs = kernels.EmulationMxfp8LinearKernel(kernel.config)
+    expected = theirs.apply_weights(mxfp8_layer(theirs, dense)[0], x, bias)
+    y = kernel.apply_weights(layer, x, bias)
+    assert layer.weight.dtype == torch.float8_e4m3fn and layer.weight_scale.shape == (N // 128, K // 128)
+    assert y.shape == (2, 5, N) and y.dtype == torch.bfloat16 and error(y, expected) < 2**-4
+    assert error(y, x.float() @ values.t() + bias.float()) < 2**-4
+
+
+def test_mxfp8_weights_that_cannot_be_folded_run_in_16_bits(device, caplog):
+    kernel = kernels.init_mxfp8_linear_kernel(weight_shape=(N, K))
+    rows = torch.tensor([1.0, 2.0**-30], device=device).repeat(N // 2)[:, None]
+    with caplog.at_level("WARNING", "stoneware.integrations"):
+        layer, values = mxfp8_layer(kernel, torch.randn(N, K, device=device) * rows)
+    assert "runs in 16 bits: blocks of 128x128 would change a row" in caplog.text
+    x = torch.randn(5, K, device=device).bfloat16()
+    y, expected = kernel.apply_weights(layer, x), x.float() @ values.t()
+    for some in (slice(0, None, 2), slice(1, None, 2)):
+        assert error(y[:, some], expected[:, some]) < 2**-7
+
+
+def test_other_mxfp8_sizes_are_left_to_vllm():
+    kind = engine._kernels()[2]
+    assert kind.can_implement(kernels.Mxfp8LinearLayerConfig((N, 96))) == (
+        False, "requires sizes that are multiples of 128, not [384, 96]"
+    )  # fmt: skip
+    assert not kind.can_implement(kernels.Mxfp8LinearLayerConfig((N, K), bmm_batch_size=4))[0]
+
+
 def test_what_the_kernels_refuse_goes_to_vllm():
     odd = choose(quant_utils.kFp8DynamicTokenSym, quant_utils.kFp8StaticChannelSym, (24, K))
     assert type(odd).__module__.startswith("vllm.")
-    _, block = engine._kernels()
+    _, block, _ = engine._kernels()
     keys = quant_utils.kFp8Static128BlockSym, quant_utils.kFp8Dynamic64Sym
     config = kernels.FP8ScaledMMLinearLayerConfig(*keys, (N, K), torch.bfloat16, torch.bfloat16)
     fits, reason = block.can_implement(config)
@@ -252,7 +293,8 @@ from vllm import LLM, SamplingParams
 
 if __name__ == "__main__":
     folder, prompt, num_tokens, results = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    engine = LLM(folder, skip_tokenizer_init=True, max_model_len=64, enforce_eager=True, dtype="bfloat16")
+    options = {"quantization": sys.argv[5]} if sys.argv[5] else {}
+    engine = LLM(folder, skip_tokenizer_init=True, max_model_len=64, enforce_eager=True, dtype="bfloat16", **options)
     parameters = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
     (result,) = engine.generate([{"prompt_token_ids": prompt}], parameters)
     with open(results, "w") as file:
@@ -261,15 +303,16 @@ if __name__ == "__main__":
 
 
 MODELS = {
-    "Llama in fp8": (tiny_llama.save_fp8, "Selected BlockScaledMM"),
-    "Mixtral in fp8": (tiny_llama.save_mixtral_fp8, "Using TRITON Fp8 MoE backend"),
-    "Mixtral": (tiny_llama.save_mixtral, "Using StonewareExperts MoE backend"),
+    "Llama in fp8": (tiny_llama.save_fp8, "", "Selected BlockScaledMM"),
+    "Llama in MXFP8": (lambda folder: tiny_llama.build().save_pretrained(folder), "mxfp8", "Using FoldedMxfp8"),
+    "Mixtral in fp8": (tiny_llama.save_mixtral_fp8, "", "Using TRITON Fp8 MoE backend"),
+    "Mixtral": (tiny_llama.save_mixtral, "", "Using StonewareExperts MoE backend"),
 }
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_tiny_model_generates_the_tokens_of_the_reference(name, tmp_path):
-    save, choice = MODELS[name]
+    save, quantization, choice = MODELS[name]
     save(tmp_path / "model")
     program = tmp_path / "generate.py"
     program.write_text(GENERATE)
@@ -281,6 +324,7 @@ def test_a_tiny_model_generates_the_tokens_of_the_reference(name, tmp_path):
             str(tiny_llama.PROMPT),
             str(len(tiny_llama.CONTINUATION)),
             str(tmp_path / "tokens.json"),
+            quantization,
         ],
         capture_output=True,
         text=True,

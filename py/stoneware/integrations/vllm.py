@@ -4,6 +4,7 @@
 |---|---|---|
 | `RowScaledMM` | fp8 weights: one, or of rows; x: one, or of rows | `_POSSIBLE_FP8_KERNELS` |
 | `BlockScaledMM` | fp8 weights: 128x128; x: 1x128 | `_POSSIBLE_FP8_BLOCK_KERNELS` |
+| `FoldedMxfp8` | MXFP8 weights: 1x32, folded into 128x128; x: 1x128 | `_POSSIBLE_MXFP8_KERNELS` |
 | `unquantized_gemm` | none: bfloat16 and float16 | what `UnquantizedLinearMethod` dispatches to |
 
 They are tried first; where one refuses, with a reason, vLLM goes on with its own. Which of all kernels, torch's among
@@ -23,9 +24,11 @@ import torch
 from stoneware.errors import UnsupportedError
 from stoneware.integrations import vllm_experts
 from stoneware.integrations.hosts import unfit
+from stoneware.nn import folded_scales
 from stoneware.nn.recipes import BLOCK, UNIT
 from stoneware.ops.matmul.api import matmul
 from stoneware.ops.scaled_mm.api import scaled_mm
+from stoneware.quantizing.api import quantize
 from stoneware.runtime import environment
 
 BACKEND = "stoneware"
@@ -59,13 +62,15 @@ def register() -> None:
         from vllm.model_executor.layers import linear as layers
         from vllm.platforms import PlatformEnum
 
-        row, block = _kernels()
+        row, block, mxfp8 = _kernels()
         own_dispatch, backends = layers.dispatch_unquantized_gemm, kernels._LINEAR_BACKEND_KERNEL_MAP
+        kernels._POSSIBLE_MXFP8_KERNELS.setdefault(PlatformEnum.CPU, [])
         lists = [
             (of_platform[platform], kernel)
             for of_platform, kernel in (
                 (kernels._POSSIBLE_FP8_KERNELS, row),
                 (kernels._POSSIBLE_FP8_BLOCK_KERNELS, block),
+                (kernels._POSSIBLE_MXFP8_KERNELS, mxfp8),
             )
             for platform in (PlatformEnum.CUDA, PlatformEnum.CPU)
         ]
@@ -73,7 +78,7 @@ def register() -> None:
         raise unfit("vllm", error) from error
     for candidates, kernel in lists:
         candidates.insert(0, kernel)
-    backends[BACKEND] = {row, block}
+    backends[BACKEND] = {row, block, mxfp8}
 
     @functools.wraps(own_dispatch)
     def dispatch(linear_backend: str = "auto") -> Callable[..., torch.Tensor]:
@@ -145,8 +150,8 @@ def why_not_config(config: Any, unit: int) -> str | None:
 
 
 @functools.cache
-def _kernels() -> tuple[Any, Any]:
-    """The kernels of fp8 with scales of rows, and of blocks; their bases are vLLM's."""
+def _kernels() -> tuple[Any, Any, Any]:
+    """The kernels of fp8 with scales of rows, of blocks, and of MXFP8; their bases are vLLM's."""
     from vllm.model_executor.kernels import linear as kernels
 
     class RowScaledMM(kernels.FP8ScaledMMLinearKernel):
@@ -215,4 +220,44 @@ def _kernels() -> tuple[Any, Any]:
             y: torch.Tensor = scaled_mm(A, B.t(), As, Bs.t(), None, self.config.out_dtype)
             return y
 
-    return RowScaledMM, BlockScaledMM
+    class FoldedMxfp8(kernels.Mxfp8LinearKernel):
+        """MXFP8 weights with scales of 128x128 elements, see `stoneware.nn.folded_scales`; x is quantized in 1x128."""
+
+        @classmethod
+        def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
+            reason = why_not_here(compute_capability)
+            return reason is None, reason
+
+        @classmethod
+        def can_implement(cls, c: Any) -> tuple[bool, str | None]:
+            if c.bmm_batch_size is not None:
+                return False, "takes no batches of weights"
+            if any(size % BLOCK for size in c.weight_shape):
+                return False, f"requires sizes that are multiples of {BLOCK}, not {list(c.weight_shape)}"
+            return True, None
+
+        def process_weights_after_loading(self, layer: Any) -> None:
+            """weight [n, k], weight_scale [n, k / 32] of exponents in uint8 -> scales of 128x128, or 16 bits."""
+            weight = layer.weight.detach()
+            scale = layer.weight_scale.detach().view(torch.float8_e8m0fnu).float()
+            loss = folded_scales.loss(weight, scale)
+            if isinstance(loss, folded_scales.Loss):
+                weight, scale, _ = folded_scales.fold(weight, scale)
+            else:
+                _LOG.warning("a layer with MXFP8 weights runs in 16 bits: %s", loss)
+                weight = (weight.float().unflatten(1, (-1, 32)) * scale[..., None]).flatten(1).bfloat16()
+            layer.weight, layer.weight_scale = (
+                torch.nn.Parameter(some, requires_grad=False) for some in (weight, scale)
+            )
+
+        def apply_weights(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+            """x [..., k] in 16 bits."""
+            weight, rows = layer.weight, x.reshape(-1, x.shape[-1])
+            if weight.dtype == torch.bfloat16:
+                y = matmul(rows, weight.to(x.dtype).t(), bias)
+            else:
+                values, scale = quantize(rows, "block")
+                y = scaled_mm(values, weight.t(), scale, layer.weight_scale.t(), bias, x.dtype)
+            return y.view(*x.shape[:-1], weight.shape[0])
+
+    return RowScaledMM, BlockScaledMM, FoldedMxfp8

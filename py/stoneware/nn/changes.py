@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
 
-from stoneware.nn import fused_blocks, fused_mlp, trained_blocks
+from stoneware.nn import folded_scales, fused_blocks, fused_mlp, trained_blocks
 from stoneware.nn.experts import WEIGHTS, Experts, Float8InferenceExperts
 from stoneware.nn.handover import Route
 from stoneware.nn.inference import Float8InferenceLinear, frozen_parameter
@@ -166,33 +167,42 @@ class LoadedLinear(FrozenLinear):
 
 
 class PublishedLinear(FrozenLinear):
-    """An fp8 layer of another library -> Float8InferenceLinear, with the weight and the scales of the checkpoint."""
+    """An fp8 layer of another library -> Float8InferenceLinear, with the weight and the scales of the checkpoint.
+
+    Of a weight whose scales are folded only what restores it is kept.
+    """
 
     def __init__(self, name: str, layer: Any, published: PublishedWeight) -> None:
         super().__init__(name, layer, published.recipe)
-        self.label, self.kind, self.published = (
-            f"{Float8InferenceLinear.__name__}, {self.recipe}",
-            type(layer),
-            published,
-        )
+        self.label = ", ".join(filter(None, (self.label, published.folding)))
+        self.kind, self.published = type(layer), published
         self.parameters: dict[str, torch.nn.Parameter | None] = {}
         self.attributes: dict[str, Any] = {}
+        self.before: folded_scales.Before | None = None
 
     def change(self) -> None:
         layer, published = self.module, self.published
         self.parameters = {**layer._parameters}
+        weight, scale, before = published.weight, published.scale, None
+        if published.folding:
+            weight, scale, before = folded_scales.fold(weight, scale)
         own = vars(layer)
         self.attributes = {name: own.pop(name) for name in published.attributes if name in own}
         for name, parameter in self.parameters.items():
             if name not in ("weight", "bias") and parameter is not None:
                 del layer._parameters[name]
         layer.recipe, layer.compute_dtype = published.recipe, published.dtype
-        layer.weight, layer.weight_scale_inv = _parameter(published.weight), _parameter(published.scale)
+        layer.weight, layer.weight_scale_inv = _parameter(weight), _parameter(scale)
+        if before is not None:
+            self.before, self.parameters["weight"], self.published = before, None, replace(published, weight=weight)
         _become(layer, Float8InferenceLinear)
 
     def revert(self) -> None:
         layer, bias = self.module, self.module._parameters.get("bias")
         device = layer.weight.device
+        if self.before is not None:
+            weight = folded_scales.unfold(layer.weight, layer.weight_scale_inv, self.before)
+            self.parameters["weight"] = frozen_parameter(weight)
         layer._parameters.clear()
         for name, parameter in self.parameters.items():
             layer._parameters[name] = bias if name == "bias" else _moved(parameter, device)
@@ -258,22 +268,36 @@ class PublishedExperts(Change):
     """`FP8Experts` of transformers -> one that calls grouped matmuls, with the weights of the checkpoint."""
 
     def __init__(self, name: str, module: torch.nn.Module, scales: ExpertsScales) -> None:
-        super().__init__(name, module, f"{Float8InferenceExperts.__name__}, {scales.recipe}")
-        self.scales = scales.scales
+        label = ", ".join(filter(None, (Float8InferenceExperts.__name__, scales.recipe, scales.folding)))
+        super().__init__(name, module, label)
+        self.scales, self.is_folded = scales.scales, bool(scales.folding)
         self.parameters: dict[str, torch.nn.Parameter] = {}
+        self.before: dict[str, folded_scales.Before] = {}
 
     def change(self) -> None:
+        module = self.module
         for name in WEIGHTS:
-            _parameter(getattr(self.module, name))
-        for name, scale in self.scales.items():
-            self.parameters[name] = getattr(self.module, name)
-            setattr(self.module, name, _parameter(scale))
-        fused_blocks.fuse(self.module, fused_blocks.FusedPublishedExperts, fused_blocks.State())
+            _parameter(getattr(module, name))
+        for name in WEIGHTS:
+            scale_name = f"{name}_scale_inv"
+            self.parameters[scale_name] = getattr(module, scale_name)
+            if self.is_folded:
+                weight, scale, before = folded_scales.fold(getattr(module, name), self.scales[scale_name])
+                setattr(module, scale_name, frozen_parameter(scale))
+                setattr(module, name, frozen_parameter(weight))
+                self.before[name] = before
+            else:
+                setattr(module, scale_name, _parameter(self.scales[scale_name]))
+        fused_blocks.fuse(module, fused_blocks.FusedPublishedExperts, fused_blocks.State())
 
     def revert(self) -> None:
-        fused_blocks.unfuse(self.module)
+        module = self.module
+        fused_blocks.unfuse(module)
+        for name, before in self.before.items():
+            weight = folded_scales.unfold(getattr(module, name), getattr(module, f"{name}_scale_inv"), before)
+            setattr(module, name, frozen_parameter(weight))
         for name, parameter in self.parameters.items():
-            setattr(self.module, name, _moved(parameter, self.module.down_proj.device))
+            setattr(module, name, _moved(parameter, module.down_proj.device))
 
 
 class FusedNorm(Change):

@@ -140,7 +140,8 @@ def convert(
 
     The fp8 layers of checkpoints that transformers, compressed-tensors or torchao loaded also become
     `Float8InferenceLinear`, with the weights and the scales of the checkpoint, whatever the recipe. So do the fp8
-    experts of transformers, which become grouped matmuls.
+    experts of transformers, which become grouped matmuls. Power-of-two scales of MXFP8 are folded into the weights, to
+    blocks of 128x128; a layer stays if that would change a row by more than 1.6 % of its norm.
 
     Blocks change only if their code proves that the replacement computes the same (`stoneware.nn.proofs`): experts of
     transformers (`Experts`, or `Float8InferenceExperts` if they are frozen and rowwise), norms (one kernel, and one in
@@ -314,7 +315,7 @@ class _Converter:
             self.conversion.kept[name] = reason
             return
         change: Change
-        if weight is not None:
+        if isinstance(weight, published.PublishedWeight):
             change = PublishedLinear(name, layer, weight)
         elif is_frozen:
             change = FrozenLinear(name, layer, self.recipe)
@@ -330,7 +331,7 @@ class _Converter:
         self,
         name: str,
         layer: torch.nn.Linear,
-        fp8: published.PublishedWeight | None,
+        fp8: published.PublishedWeight | str | None,
         *,
         is_frozen: bool,
         is_loaded: bool = False,
@@ -343,7 +344,7 @@ class _Converter:
         clashes = sorted(_ATTRIBUTES & vars(layer).keys())
         if clashes:
             return f"it has an attribute {clashes[0]}, which converted layers use"
-        if has_hooks(layer, is_forward_known=fp8 is not None and fp8.has_forward):
+        if has_hooks(layer, is_forward_known=isinstance(fp8, published.PublishedWeight) and fp8.has_forward):
             return "it has hooks or a forward of its own, like those of tensor parallel plans; convert the model first"
         if self.filter is None and name.rpartition(".")[2] in HEADS:
             return "heads and routers stay in 16 bits; pass a filter to swap them"
@@ -353,7 +354,7 @@ class _Converter:
         if others:
             return f"its weight is shared with {others[0]}"
         if fp8 is not None:
-            return None
+            return fp8 if isinstance(fp8, str) else None
         if type(weight.data) is not torch.Tensor and (is_frozen or not is_distributed(weight)):
             return f"its weight is a {type(weight.data).__name__}, not a plain tensor; convert the model first"
         if is_frozen:

@@ -2,14 +2,15 @@
 
 | layer | scales of the weight | recipe |
 |---|---|---|
-| `FP8Linear` of transformers | 128x128; one | "blockwise"; "rowwise" |
+| `FP8Linear` of transformers | 128x128, or smaller blocks (`folded_scales`); one | "blockwise"; "rowwise" |
 | `CompressedTensorsFP8Linear` of transformers | rows | "rowwise" |
 | torch.nn.Linear of compressed-tensors | rows, one; 128x128 | "rowwise"; "blockwise" |
 | torch.nn.Linear with a `Float8Tensor` of torchao | rows; one; 128x128 | "rowwise"; "tensorwise"; "blockwise" |
-| `FP8Experts` of transformers | 128x128; one for each expert | "blockwise"; "rowwise" |
+| `FP8Experts` of transformers | 128x128, or smaller blocks; one for each expert | "blockwise"; "rowwise" |
 
 A layer is only taken if x gets the scales of the recipe there, too: at each call, one for a row, or for 128 elements
-of a row, or for x. The libraries are not imported: a layer of theirs exists only where they were.
+of a row, or for x. Where x has a power of two for 32 elements there, it gets a float32 scale for 128, whose error is
+smaller for most inputs. The libraries are not imported: a layer of theirs exists only where they were.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 
+from stoneware.nn import folded_scales
 from stoneware.nn.recipes import BLOCK, why_not
 
 _FINEGRAINED = "transformers.integrations.finegrained_fp8"
@@ -32,9 +34,10 @@ class PublishedWeight:
     Attributes:
       recipe: "tensorwise", "rowwise" or "blockwise".
       weight: [n, k] float8_e4m3fn.
-      scale: float32, [1], [n, 1] or [n / 128, k / 128].
+      scale: float32, [1], [n, 1] or [n / 128, k / 128]; of smaller blocks if they are to be folded.
       dtype: of x and of y.
       attributes: names of what the library set on the layer, a forward of its own among them; `convert` removes it.
+      folding: which blocks become those of 128x128, and what that rounds, for the report; empty if none do.
     """
 
     recipe: str
@@ -42,14 +45,15 @@ class PublishedWeight:
     scale: torch.Tensor
     dtype: torch.dtype
     attributes: tuple[str, ...] = ()
+    folding: str = ""
 
     @property
     def has_forward(self) -> bool:
         return "forward" in self.attributes
 
 
-def find(layer: Any) -> PublishedWeight | None:
-    """The fp8 weight of a layer, or None if it has none in a format of `Float8InferenceLinear`."""
+def find(layer: Any) -> PublishedWeight | str | None:
+    """The fp8 weight of a layer; None if it has none in a format of `Float8InferenceLinear`, or a reason why not."""
     place = (type(layer).__module__, type(layer).__name__)
     if place == (_FINEGRAINED, "FP8Linear"):
         published = _finegrained(layer)
@@ -61,7 +65,9 @@ def find(layer: Any) -> PublishedWeight | None:
         published = find_torchao(layer.weight)
     else:
         return None
-    if published is None or published.weight.dtype != _E4M3 or type(published.weight.data) is not torch.Tensor:
+    if published is None or isinstance(published, str):
+        return published
+    if published.weight.dtype != _E4M3 or type(published.weight.data) is not torch.Tensor:
         return None
     return published if why_not(published.recipe, layer.in_features, layer.out_features) is None else None
 
@@ -72,11 +78,14 @@ class ExpertsScales:
 
     Attributes:
       recipe: "rowwise" or "blockwise".
-      scales: name of a parameter -> its value in float32, [experts, n] or [experts, n / 128, k / 128].
+      scales: name of a parameter -> its value in float32, [experts, n] or [experts, n / 128, k / 128]; of smaller
+        blocks if they are to be folded.
+      folding: as in `PublishedWeight`.
     """
 
     recipe: str
     scales: dict[str, torch.Tensor]
+    folding: str = ""
 
 
 def is_experts(module: Any) -> bool:
@@ -101,10 +110,8 @@ def find_experts(module: Any) -> ExpertsScales | str:
     if implementation not in _EXPERTS_IMPLEMENTATIONS:
         return f"its experts implementation is {implementation!r}"
     blocks = module.block_size
-    if blocks is not None and tuple(blocks) != (BLOCK, BLOCK):
-        return f"its blocks are {tuple(blocks)}, not {(BLOCK, BLOCK)}"
     recipe = "rowwise" if blocks is None else "blockwise"
-    scales = {}
+    scales, losses = {}, []
     for name in ("gate_up_proj", "down_proj"):
         weight, scale = getattr(module, name), getattr(module, f"{name}_scale_inv")
         if weight.dtype != _E4M3 or weight.is_meta or type(weight.data) is not torch.Tensor:
@@ -114,15 +121,29 @@ def find_experts(module: Any) -> ExpertsScales | str:
         if reason is not None:
             return f"in {name} {reason}"
         # Without blocks an expert has one scale, or one each for gate and up.
-        shapes = [(n // BLOCK, k // BLOCK)] if recipe == "blockwise" else [(1, 1), (2, 1)]
+        rows, columns = blocks or (BLOCK, BLOCK)
+        shapes = [(n // rows, k // columns)] if recipe == "blockwise" else [(1, 1), (2, 1)]
         if tuple(scale.shape) not in [(num_experts, *shape) for shape in shapes]:
             return f"{name}_scale_inv has the shape {[*scale.shape]}"
         if scale.dtype != torch.float32:
             scale = scale.detach().float()
         if recipe == "rowwise":
             scale = scale.detach()[..., 0].repeat_interleave(n // scale.shape[1], 1)
+        elif (rows, columns) != (BLOCK, BLOCK):
+            loss = folded_scales.loss(weight, scale)
+            if isinstance(loss, str):
+                return f"in {name} {loss}"
+            losses.append(loss)
         scales[f"{name}_scale_inv"] = scale
-    return ExpertsScales(recipe=recipe, scales=scales)
+    folding = _folding(blocks, max(loss.share_rounded for loss in losses)) if losses else ""
+    return ExpertsScales(recipe=recipe, scales=scales, folding=folding)
+
+
+def _folding(blocks: tuple[int, int], share_rounded: float) -> str:
+    """The blocks and the share, rounded up to a power of ten, so that most layers of a model have one text."""
+    rows, columns = blocks
+    limit = next((limit for limit in ("0.01", "0.1", "1", "10") if 100 * share_rounded <= float(limit)), "100")
+    return f"{rows}x{columns} scales folded, " + (f"at most {limit} % rounded" if share_rounded else "exact")
 
 
 def _made(
@@ -141,12 +162,23 @@ def _dtype(layer: Any, default: torch.dtype) -> torch.dtype:
     return dtype
 
 
-def _finegrained(layer: Any) -> PublishedWeight | None:
-    blocks = layer.block_size
-    if layer.activation_scheme != "dynamic" or (blocks is not None and tuple(blocks) != (BLOCK, BLOCK)):
+def _finegrained(layer: Any) -> PublishedWeight | str | None:
+    blocks, dtype = layer.block_size, _dtype(layer, torch.bfloat16)
+    if layer.activation_scheme != "dynamic":
         return None
-    recipe = "rowwise" if blocks is None else "blockwise"
-    return _made(recipe, layer.weight, layer.weight_scale_inv, _dtype(layer, torch.bfloat16))
+    if blocks is None or tuple(blocks) == (BLOCK, BLOCK):
+        return _made("rowwise" if blocks is None else "blockwise", layer.weight, layer.weight_scale_inv, dtype)
+    if layer.weight.dtype != _E4M3 or layer.weight.is_meta:
+        return None
+    reason = why_not("blockwise", layer.in_features, layer.out_features)
+    if reason is not None:
+        return reason
+    scale = layer.weight_scale_inv.detach().float()
+    loss = folded_scales.loss(layer.weight, scale)
+    if isinstance(loss, str):
+        return loss
+    folding = _folding(blocks, loss.share_rounded)
+    return PublishedWeight(recipe="blockwise", weight=layer.weight, scale=scale, dtype=dtype, folding=folding)
 
 
 def _compressed(layer: Any) -> PublishedWeight | None:
