@@ -75,6 +75,28 @@ def test_fp8linear_on_the_kernel_module_and_converted(m, ours):
         assert error(layer(x), through_module) < 2**-7
 
 
+@pytest.mark.parametrize("m", [1, 17, 512])
+@pytest.mark.parametrize("blocks", [(1, 32), (32, 32)])
+def test_an_mxfp8_layer_runs_with_folded_scales(m, blocks):
+    n, k, (rows, columns) = 1024, 2048, blocks
+    layer = FP8Linear(k, n, block_size=blocks, scale_fmt="ue8m0").cuda()
+    weight = torch.randn(n, k, device="cuda") * torch.randn(n, 1, device="cuda").exp()
+    largest = weight.abs().unflatten(0, (-1, rows)).unflatten(2, (-1, columns)).amax((1, 3))
+    scale = torch.exp2(torch.ceil(torch.log2(largest / 448)))
+    spread = scale.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    values = ((weight / spread).to(torch.float8_e4m3fn), scale.to(torch.float8_e8m0fnu))
+    layer.weight, layer.weight_scale_inv = (torch.nn.Parameter(tensor, False) for tensor in values)
+    before = {name: tensor.view(torch.uint8).clone() for name, tensor in layer.state_dict().items()}
+    x = torch.randn(2, m, k, device="cuda").bfloat16()
+    expected = x.double() @ (values[0].double() * spread).t()
+    done = nn.convert(torch.nn.Sequential(layer).eval(), "rowwise")
+    assert done.swapped["0"].startswith(f"Float8InferenceLinear, blockwise, {rows}x{columns} scales folded")
+    with torch.no_grad():
+        assert error(layer(x), expected) < FP8_ERROR
+    done.undo()
+    assert all(torch.equal(tensor.view(torch.uint8), before[name]) for name, tensor in layer.state_dict().items())
+
+
 @pytest.mark.parametrize("implementation", ["batched", "grouped"])
 @pytest.mark.parametrize("block_size", [(128, 128), None])
 def test_matmuls_of_experts(implementation, block_size):
