@@ -67,8 +67,8 @@ _FARTHER = 1.5
 """How much farther than this device's near problems those of another one may be and still answer: a device with
 few problems is modelled worse than a similar one with many."""
 
-_NEAR_M = 1.0
-"""The distance of two m of which one is 2.6 times the other."""
+_NEAR_M = 0.1
+"""The distance of two m of which one is 1.4 times the other."""
 
 
 def is_nearer(key: Key, others: Sequence[Place], places: Sequence[Place]) -> bool:
