@@ -34,8 +34,9 @@ def test_a_folded_weight_stands_for_the_same_values(shape, blocks, monkeypatch):
     small = spread(folded.scale, shape) * 2.0**-6
     assert bool((before.abs()[rounded] < small[rounded]).all())
     assert bool(((before - after).abs() <= small * 2.0**-4).all())
-    error = ((before - after).norm(dim=-1) / before.norm(dim=-1)).max()
-    assert loss.row_error == pytest.approx(float(error), rel=1e-3) and error < folded_scales.MOST_ERROR
+    slabs = [some.reshape(-1, 128, K) for some in (before - after, before)]
+    error = max(float((change.norm(dim=dim) / some.norm(dim=dim)).max()) for dim in (1, 2) for change, some in [slabs])
+    assert loss.error == pytest.approx(error, rel=1e-3) and error < folded_scales.MOST_ERROR
     assert same_bytes(folded_scales.unfold(*folded), weight)
 
 
@@ -80,15 +81,15 @@ def test_a_block_whose_values_leave_room_gets_a_smaller_scale():
 
 
 SCALES = torch.ones(N, K // 32)
+CHANGED = "change a row or a column of the weight by 1 of its norm, more than 0.016"
 REFUSED = {
     "not a power of two": (SCALES * 0.3, "1x32 have scales that are not powers of two"),
     "NaN": (SCALES * torch.nan, "not powers of two"),
     "far out": (SCALES * 2.0**120, r"from 2\*\*-100 to 2\*\*100"),
     "a width that does not divide 128": (torch.ones(N, K // 48), r"\[256, 8\], which does not divide blocks of 128"),
-    "rows that differ too much": (
-        SCALES * torch.tensor([1.0, 2.0**-30]).repeat(N // 2)[:, None],
-        "change a row of the weight by 1 of its norm, more than 0.016",
-    ),
+    "rows that differ too much": (SCALES * torch.tensor([1.0, 2.0**-30]).repeat(N // 2)[:, None], CHANGED),
+    "rows whose squares are not in float32": (SCALES * torch.tensor([1.0, 2.0**-80]).repeat(N // 2)[:, None], CHANGED),
+    "columns that differ too much": (SCALES * torch.tensor([2.0**-30] + [1.0] * (K // 32 - 1)), CHANGED),
 }
 
 
@@ -97,6 +98,18 @@ def test_what_would_not_be_the_same_weight_is_refused(name):
     scale, message = REFUSED[name]
     reason = folded_scales.loss(torch.randn(N, K).to(torch.float8_e4m3fn), scale)
     assert isinstance(reason, str) and re.search(message, reason)
+
+
+@pytest.mark.parametrize("scale_of_zeros", [2.0**-127, 0.0, torch.nan])
+def test_blocks_of_zeros_may_have_any_scale(scale_of_zeros):
+    weight, scale = mxfp8(torch.randn(N, K))
+    weight[:, :32], scale[:, 0] = 0, scale_of_zeros
+    folded = folded_scales.fold(weight, scale)
+    assert isinstance(folded_scales.loss(weight, scale), folded_scales.Loss)
+    dense = weight.float() * spread(scale, weight.shape).nan_to_num()
+    after = folded_scales.dequantize(folded.weight, folded.scale, torch.float32)
+    assert not after[:, :32].any() and (after - dense).norm() < 1e-5 * dense.norm()
+    assert same_bytes(folded_scales.unfold(*folded), weight)
 
 
 def test_nan_is_refused():

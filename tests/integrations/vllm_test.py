@@ -133,7 +133,7 @@ def test_mxfp8_weights_that_cannot_be_folded_run_in_16_bits(device, caplog):
     rows = torch.tensor([1.0, 2.0**-30], device=device).repeat(N // 2)[:, None]
     with caplog.at_level("WARNING", "stoneware.integrations"):
         layer, values = mxfp8_layer(kernel, torch.randn(N, K, device=device) * rows)
-    assert "runs in 16 bits: blocks of 128x128 would change a row" in caplog.text
+    assert "runs in 16 bits: blocks of 128x128 would change a row or a column" in caplog.text
     x = torch.randn(5, K, device=device).bfloat16()
     y, expected = kernel.apply_weights(layer, x), x.float() @ values.t()
     for some in (slice(0, None, 2), slice(1, None, 2)):

@@ -20,10 +20,10 @@ _E4M3 = torch.float8_e4m3fn
 _LARGEST = torch.finfo(_E4M3).max
 
 MOST_ERROR = 2.0**-6
-"""Of a row, relative to its norm. Quantizing to fp8 costs about 2.7 %."""
+"""The largest change of a row or a column, relative to its norm. Quantizing to fp8 costs about 2.7 %."""
 
 _MOST_EXPONENT = 100
-"""Of a scale: products with any value of float8_e4m3fn are normal numbers in float32."""
+"""The largest exponent of a scale: products with any value of float8_e4m3fn are normal numbers in float32."""
 
 _MOST_ELEMENTS = 1 << 24
 """How many are in float32 at a time."""
@@ -46,10 +46,11 @@ class Folded(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """What folding costs: the share of elements that are rounded, and the largest relative error of a row."""
+    """What folding costs: the share of elements that are rounded, and the largest relative error of a row, or of a
+    column of the rows that are folded together."""
 
     share_rounded: float
-    row_error: float
+    error: float
 
 
 def loss(weight: torch.Tensor, scale: torch.Tensor) -> Loss | str:
@@ -64,7 +65,7 @@ def loss(weight: torch.Tensor, scale: torch.Tensor) -> Loss | str:
         number == 0 or size % number or BLOCK % (size // number) for number, size in ((rows, n), (columns, k))
     ):
         return f"its scales have the shape {[*scale.shape]}, which does not divide blocks of {BLOCK}x{BLOCK}"
-    mantissa, exponent = torch.frexp(scale)
+    mantissa, exponent = torch.frexp(_in_use(weight, scale))
     if not bool(((mantissa == 0.5) & (exponent.abs() <= _MOST_EXPONENT)).all()):
         return (
             f"its blocks of {n // rows}x{k // columns} have scales that are not powers of two from "
@@ -73,20 +74,23 @@ def loss(weight: torch.Tensor, scale: torch.Tensor) -> Loss | str:
     num_rounded, errors = 0, []
     for slab in _slabs(weight, scale):
         num_rounded += int(slab.is_rounded.sum())
-        error = (slab.weight.float() * _spread(slab.scale, slab.weight) - slab.dense).norm(dim=1)
-        errors.append((error / slab.dense.norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)).max())
-    row_error = float(torch.stack(errors).max())
-    if not row_error <= MOST_ERROR:
+        change = slab.weight.float().mul_(spread(slab.scale, slab.weight)).sub_(slab.dense)
+        for dim in (0, 1):
+            error, norm = (some.norm(dim=dim, dtype=torch.float64) for some in (change, slab.dense))
+            errors.append((error / norm.clamp_min(torch.finfo(torch.float64).tiny)).max())
+    error = float(torch.stack(errors).max())
+    if not error <= MOST_ERROR:
         return (
-            f"blocks of {BLOCK}x{BLOCK} would change a row of the weight by {row_error:.2g} of its norm, more than "
-            f"{MOST_ERROR:.2g}"
+            f"blocks of {BLOCK}x{BLOCK} would change a row or a column of the weight by {error:.2g} of its norm, more "
+            f"than {MOST_ERROR:.2g}"
         )
-    return Loss(num_rounded / weight.numel(), row_error)
+    return Loss(num_rounded / weight.numel(), error)
 
 
 def fold(weight: torch.Tensor, scale: torch.Tensor) -> Folded:
     """The same weight with scales for 128x128 elements; shapes as for `loss`, which must return a Loss."""
     *_, n, k = weight.shape
+    scale = _in_use(weight, scale)
     new_weight = torch.empty_like(weight, memory_format=torch.contiguous_format)
     new_scale = scale.new_empty(*weight.shape[:-2], n // BLOCK, k // BLOCK)
     rows, blocks, bytes_before = _rows(new_weight), _rows(new_scale), _rows(weight).view(torch.uint8)
@@ -101,6 +105,15 @@ def fold(weight: torch.Tensor, scale: torch.Tensor) -> Folded:
     return Folded(new_weight, new_scale, Before(scale, torch.cat(positions), torch.cat(values)))
 
 
+def dequantize(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What a weight [n, k] with scales [n / i, k / j] stands for, rounded once."""
+    values = torch.empty(weight.shape, dtype=dtype, device=weight.device)
+    for first, end in _ranges(weight):
+        rows = weight[first:end]
+        values[first:end] = rows.float().mul_(spread(_part(scale, weight, first, end), rows))
+    return values
+
+
 def unfold(weight: torch.Tensor, scale: torch.Tensor, before: Before) -> torch.Tensor:
     """The weight that `fold` was called with, on the device of the one that it returned."""
     before = Before(*(tensor.to(weight.device) for tensor in before))
@@ -108,7 +121,7 @@ def unfold(weight: torch.Tensor, scale: torch.Tensor, before: Before) -> torch.T
     rows, old_rows, scales, old_scales = _rows(weight), _rows(old_weight), _rows(scale), _rows(before.scale)
     for first, end in _ranges(rows):
         values = rows[first:end]
-        new, old = (_spread(_part(some, rows, first, end), values) for some in (scales, old_scales))
+        new, old = (spread(_part(some, rows, first, end), values) for some in (scales, old_scales))
         old_rows[first:end] = (values.float() * new / old).to(_E4M3)
     old_weight.view(torch.uint8).flatten()[before.positions] = before.values
     return old_weight
@@ -124,16 +137,23 @@ class _Slab(NamedTuple):
     is_rounded: torch.Tensor
 
 
+def _in_use(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """The scales, 1 for blocks without values, whose scales may be anything."""
+    rows, columns = (size // number for size, number in zip(weight.shape[-2:], scale.shape[-2:]))
+    magnitudes = weight.detach().view(torch.uint8) & 0x7F
+    return scale.where(magnitudes.unflatten(-2, (-1, rows)).unflatten(-1, (-1, columns)).amax((-3, -1)) > 0, 1.0)
+
+
 def _slabs(weight: torch.Tensor, scale: torch.Tensor) -> Iterator[_Slab]:
-    rows, scales = _rows(weight), _rows(scale)
+    rows, scales = _rows(weight), _rows(_in_use(weight, scale))
     for first, end in _ranges(rows):
         values = rows[first:end]
-        dense = values.float() * _spread(_part(scales, rows, first, end), values)
+        dense = values.float() * spread(_part(scales, rows, first, end), values)
         largest = dense.abs().unflatten(0, (-1, BLOCK)).unflatten(2, (-1, BLOCK)).amax((1, 3))
         mantissa, exponent = torch.frexp(largest / _LARGEST)
         # The quotient is 2**exponent at most, and 2**(exponent - 1) where the mantissa is a half.
         new = torch.ldexp(torch.ones_like(largest), exponent - (mantissa == 0.5).int())
-        factor = _spread(new, values)
+        factor = spread(new, values)
         folded = (dense / factor).to(_E4M3)
         yield _Slab(first, folded, new, dense, folded.float() * factor != dense)
 
@@ -154,10 +174,10 @@ def _ranges(rows: torch.Tensor) -> Iterator[tuple[int, int]]:
 def _part(scales: torch.Tensor, rows: torch.Tensor, first: int, end: int) -> torch.Tensor:
     """The scales of a range of rows."""
     per_scale = rows.shape[0] // scales.shape[0]
-    return scales[first // per_scale : end // per_scale]
+    return scales[first // per_scale : -(-end // per_scale)]
 
 
-def _spread(scales: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Each scale at all of its elements."""
+def spread(scales: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Each scale at all of its elements, [rows, columns] of values."""
     rows, columns = (size // number for size, number in zip(values.shape, scales.shape))
     return scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
