@@ -45,8 +45,16 @@ class _SavePretrained:
         self.model = model
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        """Raises ValueError if transformers has no format for the scales."""
+        """Raises ValueError if transformers has no format for the scales, or for several formats in one checkpoint."""
         for name, module in self.model.named_modules():
+            if not isinstance(module, _FROZEN) and any(
+                parameter.element_size() == 1 for parameter in module.parameters(recurse=False)
+            ):
+                raise ValueError(
+                    f"save_pretrained can write converted fp8 weights and 16-bit weights, but {name} was not converted "
+                    "and has 8-bit weights of another format, whose scales from_pretrained would drop; undo the "
+                    "conversion before the model is saved"
+                )
             if isinstance(module, _FROZEN) and module.recipe != "blockwise":
                 raise ValueError(
                     f"save_pretrained can write frozen fp8 weights of recipe 'blockwise' only, but {name} has recipe "
