@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ from stoneware import nn, quantize
 from stoneware.errors import UnsupportedError
 from stoneware.integrations import finegrained_fp8, hosts
 from stoneware.integrations import transformers as engine
+from stoneware.nn import folded_scales
 
 ERROR = 2**-4
 """Relative error of one fp8 matmul of random operands."""
@@ -187,6 +189,31 @@ def test_a_converted_fp8_checkpoint_generates_what_transformers_does_with_dequan
     assert generate(model) == generate(reference) == CONTINUATION
 
 
+@pytest.mark.parametrize("recipe", ["rowwise", "blockwise"])
+def test_feed_forwards_of_an_fp8_checkpoint_are_one_call_with_its_weights(recipe, tmp_path):
+    """Whatever the recipe of the call: a norm must not hand over rows to a feed-forward with blocks."""
+    model, tokens = fp8_model(tmp_path), torch.arange(16)[None]
+    parameters = dict(model.named_parameters())
+    values = {name: parameter.clone() for name, parameter in parameters.items()}
+    done = nn.convert(model, recipe)
+    assert [label for name, label in done.blocks.items() if name.endswith("mlp")] == ["SwiGLU", "SwiGLU"]
+    mlp = model.model.layers[0].mlp
+    assert mlp._stoneware.holds()
+    x = torch.randn(5, 256).bfloat16()
+    with torch.no_grad():
+        layer_by_layer = mlp.down_proj(torch.nn.functional.silu(mlp.gate_proj(x)) * mlp.up_proj(x))
+        assert error(mlp(x), layer_by_layer) < 2**-5
+        logits = model(tokens).logits
+        reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+        assert error(logits, reference(tokens).logits) < 0.1
+    done.undo()
+    assert type(mlp.gate_proj) is FP8Linear
+    assert all(
+        parameters[name] is parameter and torch.equal(parameter.view(torch.uint8), values[name].view(torch.uint8))
+        for name, parameter in model.named_parameters()
+    )
+
+
 @pytest.mark.parametrize("options", [{"block_size": (128, 128), "scale_fmt": "ue8m0"}, {"block_size": None}])
 def test_other_scales_of_fp8_layers_keep_their_weights(options):
     layer = FP8Linear(256, 384, **options)
@@ -213,6 +240,19 @@ def fill(module, name, blocks, dense):
         assert getattr(module, key).shape == value.shape
         setattr(module, key, torch.nn.Parameter(value, requires_grad=False))
     return weight.float() * spread(scale, weight.shape)
+
+
+def mxfp8_model(unconverted):
+    """A tiny Llama with the weights of `build` in MXFP8, like transformers loads it."""
+    source, model = build(), build()
+    config = FineGrainedFP8Config(weight_block_size=(1, 32), scale_fmt="ue8m0")
+    replace_with_fp8_linear(model, unconverted, config, pre_quantized=True)
+    rest = {name: tensor for name, tensor in source.state_dict().items() if "proj" not in name}
+    model.load_state_dict(rest, strict=False)
+    for name, layer in model.named_modules():
+        if isinstance(layer, FP8Linear):
+            fill(layer, "weight", (1, 32), source.get_submodule(name).weight.detach().float())
+    return model.requires_grad_(False).eval()
 
 
 MXFP8 = pytest.mark.parametrize("blocks", [(1, 32), (32, 32)], ids=["1x32", "32x32"])
@@ -260,20 +300,64 @@ def test_an_mxfp8_layer_that_cannot_be_folded_stays_with_the_reason():
     layer = FP8Linear(256, 384, block_size=(1, 32), scale_fmt="ue8m0")
     fill(layer, "weight", (1, 32), torch.randn(384, 256) * torch.tensor([1.0, 2.0**-30]).repeat(192)[:, None])
     done = nn.convert(torch.nn.Sequential(layer).eval())
-    assert type(layer) is FP8Linear and "change a row of the weight by" in done.kept["0"]
+    assert type(layer) is FP8Linear and "change a row or a column" in done.kept["0"]
+
+
+def test_a_partly_folded_model_is_not_saved(tmp_path):
+    """Transformers would load the layer that stayed without its scales."""
+    model = mxfp8_model(["lm_head"])
+    layer = model.model.layers[1].self_attn.v_proj
+    fill(layer, "weight", (1, 32), torch.randn(layer.weight.shape) * torch.tensor([1.0, 2.0**-30]).repeat(64)[:, None])
+    done = nn.convert(model)
+    assert {*done.kept} == {"lm_head", "model.layers.1.self_attn.v_proj"}
+    with pytest.raises(ValueError, match=r"v_proj was not converted and has 8-bit weights.*undo the conversion before"):
+        model.save_pretrained(tmp_path)
+    done.undo()
+    model.save_pretrained(tmp_path)
+
+
+def test_a_failing_conversion_restores_folded_weights(monkeypatch):
+    model, fold = mxfp8_model(["lm_head"]), folded_scales.fold
+    parameters = dict(model.named_parameters())
+    values = {name: parameter.clone() for name, parameter in parameters.items()}
+    calls = []
+
+    def failing(*arguments):
+        calls.append(arguments)
+        if len(calls) == 9:
+            raise RuntimeError("no")
+        return fold(*arguments)
+
+    monkeypatch.setattr(folded_scales, "fold", failing)
+    with pytest.raises(RuntimeError, match="no"):
+        nn.convert(model)
+    assert {type(module) for name, module in model.named_modules() if name.endswith("_proj")} == {FP8Linear}
+    assert all(
+        parameters[name] is parameter and torch.equal(parameter.view(torch.uint8), values[name].view(torch.uint8))
+        for name, parameter in model.named_parameters()
+    )
+
+
+def test_a_folded_weight_is_kept_once_and_restored_as_it_was():
+    model = mxfp8_model(["lm_head"])
+    mlp = model.model.layers[0].mlp
+    mlp.up_proj.weight.requires_grad_(False)._is_hf_initialized = True
+    references = [weakref.ref(layer.weight) for layer in (mlp.gate_proj, mlp.up_proj)]
+    before = mlp.up_proj.weight.clone()
+    done = nn.convert(model)
+    assert mlp._stoneware.holds() and not any(reference() for reference in references)
+    for change in done._changes:
+        if hasattr(change, "published"):
+            assert change.published.weight is change.module.weight
+    done.undo()
+    weight = mlp.up_proj.weight
+    assert torch.equal(weight.view(torch.uint8), before.view(torch.uint8))
+    assert weight._is_hf_initialized and not weight.requires_grad
 
 
 def test_a_folded_model_is_saved_as_an_fp8_checkpoint_that_transformers_loads(tmp_path):
-    source, model = build(), build()
-    replace_with_fp8_linear(
-        model, ["lm_head"], FineGrainedFP8Config(weight_block_size=(1, 32), scale_fmt="ue8m0"), pre_quantized=True
-    )  # fmt: skip
-    for name, layer in model.named_modules():
-        if isinstance(layer, FP8Linear):
-            fill(layer, "weight", (1, 32), source.get_submodule(name).weight.detach().float())
-    rest = {name: tensor for name, tensor in source.state_dict().items() if "proj" not in name}
-    model.load_state_dict(rest, strict=False)
-    assert "blockwise, 1x32 scales folded" in str(nn.convert(model.requires_grad_(False).eval()))
+    model = mxfp8_model(["lm_head"])
+    assert "blockwise, 1x32 scales folded" in str(nn.convert(model))
     model.save_pretrained(tmp_path)
     reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert generate(model) == generate(reference) == CONTINUATION

@@ -169,8 +169,13 @@ def test_layers_of_an_fp8_checkpoint_keep_its_weights(recipe, has_bias, tmp_path
 
 
 @pytest.mark.parametrize(
-    "options", [{"block_size": (64, 64)}, {"block_size": (128, 128), "activation_scheme": "static"}]
+    ("options", "reason"),
+    [
+        ({"block_size": (64, 64)}, "blocks of 64x64 have scales that are not powers of two"),
+        ({"block_size": (128, 128), "activation_scheme": "static"}, "it is a FP8Linear"),
+    ],
 )
-def test_fp8_layers_of_another_format_are_kept(options):
+def test_fp8_layers_of_another_format_are_kept(options, reason):
     model = torch.nn.Sequential(FP8Linear(256, 384, **options)).eval()
-    assert "it is a FP8Linear" in nn.convert(model, "blockwise").kept["0"]
+    model[0].weight_scale_inv.data.fill_(0.3)
+    assert reason in nn.convert(model, "blockwise").kept["0"]

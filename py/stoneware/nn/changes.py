@@ -123,7 +123,13 @@ class FrozenWeights(Change):
 
 
 class FrozenLinear(FrozenWeights):
-    """torch.nn.Linear -> Float8InferenceLinear."""
+    """torch.nn.Linear -> Float8InferenceLinear.
+
+    Attributes:
+      may_be_joined: whether a copy of the weight, joined with others, is the only one.
+    """
+
+    may_be_joined = True
 
     def __init__(self, name: str, layer: torch.nn.Linear, recipe: str) -> None:
         super().__init__(name, layer, f"{Float8InferenceLinear.__name__}, {recipe}")
@@ -169,13 +175,14 @@ class LoadedLinear(FrozenLinear):
 class PublishedLinear(FrozenLinear):
     """An fp8 layer of another library -> Float8InferenceLinear, with the weight and the scales of the checkpoint.
 
-    Of a weight whose scales are folded only what restores it is kept.
+    Of a weight whose scales are folded only what restores it is kept in the end.
     """
 
     def __init__(self, name: str, layer: Any, published: PublishedWeight) -> None:
         super().__init__(name, layer, published.recipe)
         self.label = ", ".join(filter(None, (self.label, published.folding)))
-        self.kind, self.published = type(layer), published
+        self.kind, self.published, self.weight_attributes = type(layer), published, {**vars(layer.weight)}
+        self.may_be_joined = published.weight is layer.weight or bool(published.folding)
         self.parameters: dict[str, torch.nn.Parameter | None] = {}
         self.attributes: dict[str, Any] = {}
         self.before: folded_scales.Before | None = None
@@ -183,9 +190,11 @@ class PublishedLinear(FrozenLinear):
     def change(self) -> None:
         layer, published = self.module, self.published
         self.parameters = {**layer._parameters}
-        weight, scale, before = published.weight, published.scale, None
+        weight, scale = published.weight, published.scale
         if published.folding:
-            weight, scale, before = folded_scales.fold(weight, scale)
+            weight, scale, self.before = folded_scales.fold(weight, scale)
+            self.save(layer, "weight")
+            self.parameters["weight"] = None
         own = vars(layer)
         self.attributes = {name: own.pop(name) for name in published.attributes if name in own}
         for name, parameter in self.parameters.items():
@@ -193,25 +202,34 @@ class PublishedLinear(FrozenLinear):
                 del layer._parameters[name]
         layer.recipe, layer.compute_dtype = published.recipe, published.dtype
         layer.weight, layer.weight_scale_inv = _parameter(weight), _parameter(scale)
-        if before is not None:
-            self.before, self.parameters["weight"], self.published = before, None, replace(published, weight=weight)
+        # These parameters change with the layer, so that no other copy of a weight stays.
+        self.published = replace(published, weight=layer.weight, scale=layer.weight_scale_inv)
         _become(layer, Float8InferenceLinear)
 
     def revert(self) -> None:
+        self.put_back(self.saved[0].restore() if self.saved else None)
+        self.settle()
+
+    def undo(self) -> None:
+        weight = None
+        if self.before is not None:
+            values = folded_scales.unfold(self.module.weight, self.module.weight_scale_inv, self.before)
+            weight = torch.nn.Parameter(values, self.requires_grad)
+            vars(weight).update(self.weight_attributes)
+        self.put_back(weight)
+
+    def put_back(self, weight: torch.nn.Parameter | None) -> None:
+        """Makes the layer of its old class again, with this weight, or the old one."""
         layer, bias = self.module, self.module._parameters.get("bias")
         device = layer.weight.device
-        if self.before is not None:
-            weight = folded_scales.unfold(layer.weight, layer.weight_scale_inv, self.before)
-            self.parameters["weight"] = frozen_parameter(weight)
         layer._parameters.clear()
         for name, parameter in self.parameters.items():
             layer._parameters[name] = bias if name == "bias" else _moved(parameter, device)
+        if weight is not None:
+            layer._parameters["weight"] = weight
         _become(layer, self.kind)
         _forget(layer, ("recipe", "compute_dtype", "handover"))
         vars(layer).update(self.attributes)
-
-    def undo(self) -> None:
-        self.revert()
 
 
 class TrainedExperts(Change):
@@ -264,13 +282,14 @@ class FrozenExperts(FrozenWeights):
             self.module._buffers.pop(f"{name}_scale", None)
 
 
-class PublishedExperts(Change):
+class PublishedExperts(FrozenWeights):
     """`FP8Experts` of transformers -> one that calls grouped matmuls, with the weights of the checkpoint."""
 
     def __init__(self, name: str, module: torch.nn.Module, scales: ExpertsScales) -> None:
         label = ", ".join(filter(None, (Float8InferenceExperts.__name__, scales.recipe, scales.folding)))
         super().__init__(name, module, label)
         self.scales, self.is_folded = scales.scales, bool(scales.folding)
+        self.requires_grad = {weight: getattr(module, weight).requires_grad for weight in WEIGHTS}
         self.parameters: dict[str, torch.nn.Parameter] = {}
         self.before: dict[str, folded_scales.Before] = {}
 
@@ -280,24 +299,28 @@ class PublishedExperts(Change):
             _parameter(getattr(module, name))
         for name in WEIGHTS:
             scale_name = f"{name}_scale_inv"
-            self.parameters[scale_name] = getattr(module, scale_name)
+            scale = self.scales[scale_name]
             if self.is_folded:
-                weight, scale, before = folded_scales.fold(getattr(module, name), self.scales[scale_name])
-                setattr(module, scale_name, frozen_parameter(scale))
+                weight, scale, self.before[name] = folded_scales.fold(getattr(module, name), scale)
+                self.save(module, name)
                 setattr(module, name, frozen_parameter(weight))
-                self.before[name] = before
-            else:
-                setattr(module, scale_name, _parameter(self.scales[scale_name]))
+            self.parameters[scale_name] = getattr(module, scale_name)
+            setattr(module, scale_name, _parameter(scale))
         fused_blocks.fuse(module, fused_blocks.FusedPublishedExperts, fused_blocks.State())
 
-    def revert(self) -> None:
-        module = self.module
-        fused_blocks.unfuse(module)
-        for name, before in self.before.items():
-            weight = folded_scales.unfold(getattr(module, name), getattr(module, f"{name}_scale_inv"), before)
-            setattr(module, name, frozen_parameter(weight))
+    def undo(self) -> None:
+        weights = {
+            name: folded_scales.unfold(getattr(self.module, name), getattr(self.module, f"{name}_scale_inv"), before)
+            for name, before in self.before.items()
+        }
+        self.thaw()
+        for name, weight in weights.items():
+            setattr(self.module, name, torch.nn.Parameter(weight, self.requires_grad[name]))
+
+    def thaw(self) -> None:
+        fused_blocks.unfuse(self.module)
         for name, parameter in self.parameters.items():
-            setattr(module, name, _moved(parameter, module.down_proj.device))
+            setattr(self.module, name, _moved(parameter, self.module.down_proj.device))
 
 
 class FusedNorm(Change):

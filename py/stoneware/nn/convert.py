@@ -141,7 +141,7 @@ def convert(
     The fp8 layers of checkpoints that transformers, compressed-tensors or torchao loaded also become
     `Float8InferenceLinear`, with the weights and the scales of the checkpoint, whatever the recipe. So do the fp8
     experts of transformers, which become grouped matmuls. Power-of-two scales of MXFP8 are folded into the weights, to
-    blocks of 128x128; a layer stays if that would change a row by more than 1.6 % of its norm.
+    blocks of 128x128; a layer stays if that would change a row or a column by more than 1.6 % of its norm.
 
     Blocks change only if their code proves that the replacement computes the same (`stoneware.nn.proofs`): experts of
     transformers (`Experts`, or `Float8InferenceExperts` if they are frozen and rowwise), norms (one kernel, and one in
@@ -246,9 +246,6 @@ def _apply(changes: list[Change]) -> None:
         change.settle()
 
 
-_QUANTIZED = (FrozenLinear, LoadedLinear)
-"""The changes of layers whose weights Stoneware quantizes."""
-
 _ATTRIBUTES = frozenset({"recipe", "compute_dtype", "handover", "fuse_wgrad_accumulation", "siblings"})
 """Attributes of converted layers."""
 
@@ -285,8 +282,9 @@ class _Converter:
                 self.decide_linear(name, module)
             elif _has_experts(module):
                 self.decide_experts(name, module)
-        for name, module in modules:
-            self.decide_block(name, module)
+        with self.published_as_plain():
+            for name, module in modules:
+                self.decide_block(name, module)
         for name, module in modules:
             self.decide_siblings(name, module)
         changes = [*self.changes.values()]
@@ -472,23 +470,44 @@ class _Converter:
         changes = [self.changes.get(id(layer)) for layer in layers]
         if self.is_inference and self.recipe == BF16 and all(type(change) is TrainedLinear for change in changes):
             return None if self.fuse_wgrad_accumulation else BF16
-        recipes = {
-            change.recipe if isinstance(change, FrozenLinear) and type(change) in _QUANTIZED else None
-            for change in changes
-        }
+        recipes = {change.recipe if isinstance(change, FrozenLinear) else None for change in changes}
         return recipes.pop() if len(recipes) == 1 else None
 
     @contextlib.contextmanager
-    def dequantized(self, layers: list[torch.nn.Linear]) -> Iterator[None]:
-        """Gives layers whose weights were quantized while they were loaded weights in 16 or 32 bits meanwhile."""
-        empty = {layer: layer.weight for layer in layers if layer in self.weights}
+    def published_as_plain(self) -> Iterator[None]:
+        """Makes the fp8 layers of other libraries torch.nn.Linear meanwhile, which proofs take as such."""
+        changes = [change for change in self.changes.values() if isinstance(change, PublishedLinear)]
+        forwards = {change: vars(change.module).pop("forward", None) for change in changes}
         try:
-            for layer, weight in empty.items():
-                values = dequantize(*self.weights[layer], self.recipe, weight.dtype)
-                layer.weight = frozen_parameter(values)
+            for change in changes:
+                change.module.__class__ = torch.nn.Linear
             yield
         finally:
-            for layer, weight in empty.items():
+            for change, forward in forwards.items():
+                change.module.__class__ = change.kind
+                if forward is not None:
+                    vars(change.module)["forward"] = forward
+
+    @contextlib.contextmanager
+    def dequantized(self, layers: list[torch.nn.Linear]) -> Iterator[None]:
+        """Gives layers whose weights are in fp8 already weights in 16 or 32 bits meanwhile."""
+        before = {}
+        try:
+            for layer in layers:
+                change = self.changes.get(id(layer))
+                if isinstance(change, PublishedLinear):
+                    try:
+                        values = change.published.dequantized()
+                    except torch.OutOfMemoryError as error:
+                        raise proofs.NoProof("its weights in 16 bits do not fit into the memory") from error
+                elif layer in self.weights:
+                    values = dequantize(*self.weights[layer], self.recipe, layer.weight.dtype)
+                else:
+                    continue
+                before[layer], layer.weight = layer.weight, frozen_parameter(values)
+            yield
+        finally:
+            for layer, weight in before.items():
                 layer.weight = weight
 
     def decide_siblings(self, name: str, module: torch.nn.Module) -> None:
@@ -508,20 +527,16 @@ class _Converter:
 
     def feed_forward(self, layers: list[torch.nn.Linear]) -> Callable[..., Change] | None:
         """The change of a feed-forward of these layers, if one call can run them."""
-        if all(self.is_frozen_by(layer, ONE_CALL) for layer in layers):
-            return functools.partial(FusedFeedForward, recipe=self.recipe)
+        changes = [self.changes.get(id(layer)) for layer in layers]
+        recipe = self.inference_recipe(layers)
+        if recipe in ONE_CALL and all(isinstance(change, FrozenLinear) and change.may_be_joined for change in changes):
+            return functools.partial(FusedFeedForward, recipe=recipe)
         if not self.fuse_wgrad_accumulation and all(self.is_trained(layer) for layer in layers):
             return functools.partial(TrainedFeedForward, recipe=self.recipe)
         return None
 
     def is_trained(self, layer: torch.nn.Module) -> bool:
         return isinstance(self.changes.get(id(layer)), TrainedLinear)
-
-    def is_frozen_by(self, layer: Any, recipes: Sequence[str]) -> bool:
-        """Whether it gets a weight that Stoneware quantized by one of the recipes; those of checkpoints are not
-        joined."""
-        change = self.changes.get(id(layer))
-        return type(change) in _QUANTIZED and change.recipe in recipes  # type: ignore[union-attr]
 
     def handovers(self, name: str, norm: torch.nn.Module) -> Iterator[NormHandover]:
         """The change of a norm whose result only rowwise layers read."""
@@ -534,8 +549,9 @@ class _Converter:
 
         def is_reader(module: torch.nn.Module) -> bool:
             change = self.changes.get(id(module))
-            is_block = isinstance(change, (FusedFeedForward, FusedTwoLayers)) and self.recipe == ROWWISE
-            return (is_block or self.is_frozen_by(module, (ROWWISE,))) and not has_hooks(module)
+            is_block = isinstance(change, (FusedFeedForward, FusedTwoLayers)) and change.recipe == ROWWISE
+            is_layer = isinstance(change, FrozenLinear) and change.recipe == ROWWISE
+            return (is_block or is_layer) and not has_hooks(module)
 
         reader = data_flow.reader(owner, last, is_reader)
         if reader is not None:

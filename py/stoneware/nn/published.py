@@ -51,6 +51,11 @@ class PublishedWeight:
     def has_forward(self) -> bool:
         return "forward" in self.attributes
 
+    def dequantized(self) -> torch.Tensor:
+        """The weight [n, k] of `dtype`."""
+        scale = self.scale.detach().reshape(-1, self.scale.shape[-1])
+        return folded_scales.dequantize(self.weight.detach(), scale, self.dtype)
+
 
 def find(layer: Any) -> PublishedWeight | str | None:
     """The fp8 weight of a layer; None if it has none in a format of `Float8InferenceLinear`, or a reason why not."""
@@ -168,7 +173,7 @@ def _finegrained(layer: Any) -> PublishedWeight | str | None:
         return None
     if blocks is None or tuple(blocks) == (BLOCK, BLOCK):
         return _made("rowwise" if blocks is None else "blockwise", layer.weight, layer.weight_scale_inv, dtype)
-    if layer.weight.dtype != _E4M3 or layer.weight.is_meta:
+    if layer.weight.dtype != _E4M3 or layer.weight.is_meta or type(layer.weight.data) is not torch.Tensor:
         return None
     reason = why_not("blockwise", layer.in_features, layer.out_features)
     if reason is not None:
