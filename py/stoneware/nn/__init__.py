@@ -6,7 +6,8 @@
 docs/layers.md says which recipe does what.
 """
 
-from stoneware.nn.convert import Conversion, convert
+from stoneware.nn.conversion import Conversion
+from stoneware.nn.convert import convert
 from stoneware.nn.experts import Experts, Float8InferenceExperts
 from stoneware.nn.fsdp import gather_in_fp8
 from stoneware.nn.inference import Float8InferenceLinear

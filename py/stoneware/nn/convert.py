@@ -6,14 +6,13 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
 
 from stoneware.errors import quoted
-from stoneware.nn import data_flow, proofs, published, trained_node, trained_siblings
+from stoneware.nn import agreement, data_flow, proofs, published, trained_node, trained_siblings
 from stoneware.nn.arguments import BITS_16, FLOATS, autocast_dtype, has_hooks, is_distributed
 from stoneware.nn.changes import (
     Change,
@@ -34,12 +33,12 @@ from stoneware.nn.changes import (
     TrainedLinear,
 )
 from stoneware.nn.checkpoints import Saving
+from stoneware.nn.conversion import Conversion
 from stoneware.nn.experts import WEIGHTS, Experts
 from stoneware.nn.fused_blocks import FusedBlock
 from stoneware.nn.inference import dequantize, frozen_parameter
 from stoneware.nn.recipes import BF16, RECIPES, ROWWISE, UNIT, why_not
 from stoneware.nn.swiglu import ONE_CALL
-from stoneware.quantizing.fused import silu_mul
 
 Filter = Callable[[str, torch.nn.Module], bool]
 
@@ -52,76 +51,6 @@ of a language model or a router matter."""
 _FILTERED = "the filter refuses it"
 
 _TRAINABLE = "; its weight requires a gradient, so each call quantizes it (frozen=True quantizes it once)"
-
-_TOLERANCE = 0.01
-"""The largest relative difference of two results; one more rounding to 16 bits makes 0.004."""
-
-_MAGNITUDES = (1.0, 10.0, 50.0)
-"""Magnitudes of the random inputs on which a proved block must agree."""
-
-
-@dataclass(kw_only=True)
-class Conversion:
-    """The result of `convert`.
-
-    Attributes:
-      swapped: name of each linear layer that changed -> its new class and recipe.
-      kept: name of each linear layer or module of experts that did not change -> the reason.
-      blocks: name of each norm, feed-forward or module of experts that was replaced as a whole -> the layer it became.
-      kept_blocks: name of each norm or feed-forward without a proof -> the reason.
-    """
-
-    model: torch.nn.Module
-    swapped: dict[str, str] = field(default_factory=dict)
-    kept: dict[str, str] = field(default_factory=dict)
-    blocks: dict[str, str] = field(default_factory=dict)
-    kept_blocks: dict[str, str] = field(default_factory=dict)
-    _changes: list[Change] = field(default_factory=list, repr=False)
-
-    def undo(self) -> None:
-        """Restores each module, with its attributes, buffers and hooks.
-
-        Parameters are the same objects, except for frozen weights: they are dequantized to their old dtype and keep
-        the rounding. A module that was replaced or changed since stays, with a warning.
-        """
-        left = []
-        for change in reversed(self._changes):
-            if self._is_there(change):
-                change.undo()
-            elif change.label:
-                left.append(change.name)
-        for record in (self._changes, self.blocks, self.swapped, self.kept_blocks):
-            record.clear()
-        if left:
-            _LOG.warning(
-                "undo left %s as it is: what convert put there was replaced or removed since; put the old module back "
-                "by hand if you need it",
-                _printable(", ".join(reversed(left))),
-            )
-
-    def _is_there(self, change: Change) -> bool:
-        try:
-            module = self.model.get_submodule(change.name)
-        except AttributeError:  # it or its parent was removed
-            return False
-        return module is change.module and (type(module) is change.result or not change.label)
-
-    def __str__(self) -> str:
-        num_experts = sum(Experts.__name__ in label for label in self.blocks.values())
-        num_all = len(self.swapped) + len(self.kept) + num_experts
-        layers = "linear layers and experts" if num_experts else "linear layers"
-        lines = [f"swapped {len(self.swapped) + num_experts} of {num_all} {layers}"]
-        records = (
-            ("", self.swapped), ("kept ", self.kept), ("whole ", self.blocks), ("not fused ", self.kept_blocks)
-        )  # fmt: skip
-        for prefix, names in records:
-            names_by_text: dict[str, list[str]] = {}
-            for name, text in names.items():
-                names_by_text.setdefault(text, []).append(name)
-            for text, members in names_by_text.items():
-                examples = ", ".join(members[:3]) + (f" and {len(members) - 3} more" if len(members) > 3 else "")
-                lines.append(f"  {prefix}{examples}: {text}")
-        return "\n".join(map(_printable, lines))
 
 
 def convert(
@@ -433,7 +362,7 @@ class _Converter:
         try:
             if type(module).__name__.endswith("RMSNorm") and "weight" in parameters and not layers:
                 eps = self.proofs.of(proofs.rms_norm, module)
-                _check_norm(self.proofs, module, eps)
+                agreement.check_norm(self.proofs, module, eps)
                 self.changes[id(module)] = FusedNorm(name, module, eps)
                 self.conversion.blocks[name] = "RMSNorm"
             elif len(layers) == 2 and self.decide_two_layers(name, module, layers):
@@ -441,7 +370,7 @@ class _Converter:
             elif len(layers) in (2, 3) and (change := self.feed_forward(layers)) is not None:
                 parts = self.proofs.of(proofs.swiglu, module)
                 with self.dequantized(layers):
-                    _check_swiglu(self.proofs, module, parts)
+                    agreement.check_swiglu(self.proofs, module, parts)
                 self.changes[id(module)] = change(name, module, parts)
                 self.conversion.blocks[name] = "SwiGLU"
         except proofs.NoProof as error:
@@ -458,7 +387,7 @@ class _Converter:
         try:
             parts = self.proofs.of(proofs.mlp, module)
             with self.dequantized(layers):
-                _check_mlp(self.proofs, module, parts)
+                agreement.check_mlp(self.proofs, module, parts)
         except proofs.NoProof:
             return False  # it may be another feed-forward
         self.changes[id(module)] = FusedTwoLayers(name, module, parts, recipe)
@@ -566,59 +495,6 @@ def _has_experts(module: torch.nn.Module) -> bool:
     )
 
 
-def _check_norm(known: proofs.Proofs, norm: Any, eps: float) -> None:
-    def reference(x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.rms_norm(x, norm.weight.shape, norm.weight, eps)
-
-    _check_agreement(known, norm, reference, norm.weight, norm.weight.shape[0])
-
-
-def _check_swiglu(known: proofs.Proofs, block: torch.nn.Module, parts: proofs.SwiGLUParts) -> None:
-    layers = [block.get_submodule(name) for name in parts.gate_up]
-    down = block.get_submodule(parts.down)
-
-    def reference(x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = down(silu_mul(torch.cat([layer(x) for layer in layers], -1)))
-        return y
-
-    weight: Any = layers[0].weight
-    _check_agreement(known, block, reference, weight, weight.shape[1])
-
-
-def _check_mlp(known: proofs.Proofs, block: torch.nn.Module, parts: proofs.MLPParts) -> None:
-    up, down = block.get_submodule(parts.up), block.get_submodule(parts.down)
-
-    def reference(x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = down(parts.activation(up(x)))
-        return y
-
-    weight: Any = up.weight
-    _check_agreement(known, block, reference, weight, weight.shape[1])
-
-
-def _check_agreement(
-    known: proofs.Proofs, block: torch.nn.Module, reference: Callable[..., torch.Tensor], weight: torch.Tensor, k: int
-) -> None:
-    """Raises NoProof if a proved block differs from its reference on random inputs of several magnitudes."""
-    x = torch.randn(2, k, generator=torch.Generator().manual_seed(0), device="cpu").to(weight.device, weight.dtype)
-    expected_operations = known.of(proofs.operations, block)
-    for magnitude in _MAGNITUDES:
-        with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-            scaled_x = x * magnitude
-            try:
-                y = proofs.checked_call(block, scaled_x, expected_operations)
-            except proofs.NoProof:
-                raise
-            except Exception as error:  # whatever other people's code raises
-                raise proofs.NoProof(f"it refuses a random input ({type(error).__name__})") from error
-            if weight.is_meta:
-                return
-            expected_y = reference(scaled_x)
-        is_alike = isinstance(y, torch.Tensor) and y.shape == expected_y.shape and y.dtype == expected_y.dtype
-        if not is_alike or (y - expected_y).float().norm() > _TOLERANCE * expected_y.float().norm():
-            raise proofs.NoProof("its results on random inputs differ")
-
-
 def _owners(model: torch.nn.Module) -> dict[Any, list[tuple[str, torch.nn.Module]]]:
     """The modules that have a parameter or a buffer in each memory."""
     owners: dict[Any, list[tuple[str, torch.nn.Module]]] = {}
@@ -635,10 +511,3 @@ def _memory(tensor: torch.Tensor) -> Any:
     if not is_plain or tensor.is_meta or not tensor.numel():
         return id(tensor)
     return tensor.device, tensor.untyped_storage().data_ptr()
-
-
-def _printable(text: str) -> str:
-    """Text with escapes instead of control characters, which names of modules may contain."""
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
-    )
