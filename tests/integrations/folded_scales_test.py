@@ -10,6 +10,7 @@ from mxfp8 import mxfp8, spread
 
 import stoneware as sw
 from stoneware.nn import folded_scales
+from stoneware.nn.inference import dequantize
 
 N, K = 256, 384
 
@@ -30,7 +31,7 @@ def test_a_folded_weight_stands_for_the_same_values(shape, blocks, monkeypatch):
     rounded = before != after
     assert folded.scale.shape == (*shape[:-2], N // 128, K // 128)
     assert loss.share_rounded == float(rounded.double().mean()) == len(folded.before.positions) / weight.numel() < 0.01
-    # Below 2**-6 of a block's scale the format has steps of 2**-9; what is above is exact.
+    # Below 2**-6 of a block's scale the format has steps of 2**-9; larger values are exact.
     small = spread(folded.scale, shape) * 2.0**-6
     assert bool((before.abs()[rounded] < small[rounded]).all())
     assert bool(((before - after).abs() <= small * 2.0**-4).all())
@@ -107,7 +108,7 @@ def test_blocks_of_zeros_may_have_any_scale(scale_of_zeros):
     folded = folded_scales.fold(weight, scale)
     assert isinstance(folded_scales.loss(weight, scale), folded_scales.Loss)
     dense = weight.float() * spread(scale, weight.shape).nan_to_num()
-    after = folded_scales.dequantize(folded.weight, folded.scale, torch.float32)
+    after = dequantize(folded.weight, folded.scale, torch.float32)
     assert not after[:, :32].any() and (after - dense).norm() < 1e-5 * dense.norm()
     assert same_bytes(folded_scales.unfold(*folded), weight)
 

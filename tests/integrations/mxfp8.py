@@ -1,4 +1,4 @@
-"""Weights in MXFP8, as checkpoints have them."""
+"""Weights in the layout of MXFP8 checkpoints."""
 
 from __future__ import annotations
 

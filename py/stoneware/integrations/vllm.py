@@ -25,6 +25,7 @@ from stoneware.errors import UnsupportedError
 from stoneware.integrations import vllm_experts
 from stoneware.integrations.hosts import unfit
 from stoneware.nn import folded_scales
+from stoneware.nn.inference import dequantize
 from stoneware.nn.recipes import BLOCK, UNIT
 from stoneware.ops.matmul.api import matmul
 from stoneware.ops.scaled_mm.api import scaled_mm
@@ -154,13 +155,16 @@ def _kernels() -> tuple[Any, Any, Any]:
     """The kernels of fp8 with scales of rows, of blocks, and of MXFP8; their bases are vLLM's."""
     from vllm.model_executor.kernels import linear as kernels
 
-    class RowScaledMM(kernels.FP8ScaledMMLinearKernel):
-        """fp8 with one scale, or one for each row, of x and of the weight."""
+    class Here:
+        """The platforms of all kernels."""
 
         @classmethod
         def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
             reason = why_not_here(compute_capability)
             return reason is None, reason
+
+    class RowScaledMM(Here, kernels.FP8ScaledMMLinearKernel):
+        """fp8 with one scale, or one for each row, of x and of the weight."""
 
         @classmethod
         def can_implement(cls, c: Any) -> tuple[bool, str | None]:
@@ -191,13 +195,8 @@ def _kernels() -> tuple[Any, Any, Any]:
             y: torch.Tensor = scaled_mm(A, B, *scales, bias, out_dtype)
             return y.view(*output_shape)
 
-    class BlockScaledMM(kernels.Fp8BlockScaledMMLinearKernel):
+    class BlockScaledMM(Here, kernels.Fp8BlockScaledMMLinearKernel):
         """fp8 with a scale for each 1x128 elements of x and each 128x128 of the weight."""
-
-        @classmethod
-        def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
-            reason = why_not_here(compute_capability)
-            return reason is None, reason
 
         @classmethod
         def can_implement(cls, config: Any) -> tuple[bool, str | None]:
@@ -220,13 +219,8 @@ def _kernels() -> tuple[Any, Any, Any]:
             y: torch.Tensor = scaled_mm(A, B.t(), As, Bs.t(), None, self.config.out_dtype)
             return y
 
-    class FoldedMxfp8(kernels.Mxfp8LinearKernel):
+    class FoldedMxfp8(Here, kernels.Mxfp8LinearKernel):
         """MXFP8 weights with scales of 128x128 elements, see `stoneware.nn.folded_scales`; x is quantized in 1x128."""
-
-        @classmethod
-        def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
-            reason = why_not_here(compute_capability)
-            return reason is None, reason
 
         @classmethod
         def can_implement(cls, c: Any) -> tuple[bool, str | None]:
@@ -245,7 +239,7 @@ def _kernels() -> tuple[Any, Any, Any]:
                 weight, scale, _ = folded_scales.fold(weight, scale)
             else:
                 _LOG.warning("a layer with MXFP8 weights runs in 16 bits: %s", loss)
-                weight = (weight.float().unflatten(1, (-1, 32)) * scale[..., None]).flatten(1).bfloat16()
+                weight = dequantize(weight, scale, torch.bfloat16)
             layer.weight, layer.weight_scale = (
                 torch.nn.Parameter(some, requires_grad=False) for some in (weight, scale)
             )

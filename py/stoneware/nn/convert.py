@@ -430,7 +430,7 @@ class _Converter:
                     except torch.OutOfMemoryError as error:
                         raise proofs.NoProof("its weights in 16 bits do not fit into the memory") from error
                 elif layer in self.weights:
-                    values = dequantize(*self.weights[layer], self.recipe, layer.weight.dtype)
+                    values = dequantize(*self.weights[layer], layer.weight.dtype)
                 else:
                     continue
                 before[layer], layer.weight = layer.weight, frozen_parameter(values)

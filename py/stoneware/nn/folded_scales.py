@@ -65,7 +65,8 @@ def loss(weight: torch.Tensor, scale: torch.Tensor) -> Loss | str:
         number == 0 or size % number or BLOCK % (size // number) for number, size in ((rows, n), (columns, k))
     ):
         return f"its scales have the shape {[*scale.shape]}, which does not divide blocks of {BLOCK}x{BLOCK}"
-    mantissa, exponent = torch.frexp(_in_use(weight, scale))
+    scale = _in_use(weight, scale)
+    mantissa, exponent = torch.frexp(scale)
     if not bool(((mantissa == 0.5) & (exponent.abs() <= _MOST_EXPONENT)).all()):
         return (
             f"its blocks of {n // rows}x{k // columns} have scales that are not powers of two from "
@@ -105,23 +106,14 @@ def fold(weight: torch.Tensor, scale: torch.Tensor) -> Folded:
     return Folded(new_weight, new_scale, Before(scale, torch.cat(positions), torch.cat(values)))
 
 
-def dequantize(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What a weight [n, k] with scales [n / i, k / j] stands for, rounded once."""
-    values = torch.empty(weight.shape, dtype=dtype, device=weight.device)
-    for first, end in _ranges(weight):
-        rows = weight[first:end]
-        values[first:end] = rows.float().mul_(spread(_part(scale, weight, first, end), rows))
-    return values
-
-
 def unfold(weight: torch.Tensor, scale: torch.Tensor, before: Before) -> torch.Tensor:
     """The weight that `fold` was called with, on the device of the one that it returned."""
     before = Before(*(tensor.to(weight.device) for tensor in before))
     old_weight = torch.empty_like(weight)
     rows, old_rows, scales, old_scales = _rows(weight), _rows(old_weight), _rows(scale), _rows(before.scale)
-    for first, end in _ranges(rows):
+    for first, end in row_ranges(rows):
         values = rows[first:end]
-        new, old = (spread(_part(some, rows, first, end), values) for some in (scales, old_scales))
+        new, old = (spread(part_of(some, rows, first, end), values) for some in (scales, old_scales))
         old_rows[first:end] = (values.float() * new / old).to(_E4M3)
     old_weight.view(torch.uint8).flatten()[before.positions] = before.values
     return old_weight
@@ -145,10 +137,11 @@ def _in_use(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 
 def _slabs(weight: torch.Tensor, scale: torch.Tensor) -> Iterator[_Slab]:
-    rows, scales = _rows(weight), _rows(_in_use(weight, scale))
-    for first, end in _ranges(rows):
+    """The rows with scales that are `_in_use`."""
+    rows, scales = _rows(weight), _rows(scale)
+    for first, end in row_ranges(rows):
         values = rows[first:end]
-        dense = values.float() * spread(_part(scales, rows, first, end), values)
+        dense = values.float() * spread(part_of(scales, rows, first, end), values)
         largest = dense.abs().unflatten(0, (-1, BLOCK)).unflatten(2, (-1, BLOCK)).amax((1, 3))
         mantissa, exponent = torch.frexp(largest / _LARGEST)
         # The quotient is 2**exponent at most, and 2**(exponent - 1) where the mantissa is a half.
@@ -163,7 +156,7 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1, tensor.shape[-1])
 
 
-def _ranges(rows: torch.Tensor) -> Iterator[tuple[int, int]]:
+def row_ranges(rows: torch.Tensor) -> Iterator[tuple[int, int]]:
     """Whole blocks of rows, first and end, few enough for float32."""
     num_rows, k = rows.shape
     step = max(_MOST_ELEMENTS // k // BLOCK, 1) * BLOCK
@@ -171,7 +164,7 @@ def _ranges(rows: torch.Tensor) -> Iterator[tuple[int, int]]:
         yield first, min(first + step, num_rows)
 
 
-def _part(scales: torch.Tensor, rows: torch.Tensor, first: int, end: int) -> torch.Tensor:
+def part_of(scales: torch.Tensor, rows: torch.Tensor, first: int, end: int) -> torch.Tensor:
     """The scales of a range of rows."""
     per_scale = rows.shape[0] // scales.shape[0]
     return scales[first // per_scale : -(-end // per_scale)]

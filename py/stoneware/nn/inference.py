@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from stoneware.nn import frozen_linear
+from stoneware.nn import folded_scales, frozen_linear
 from stoneware.nn.arguments import autocast_dtype
 from stoneware.nn.handover import Handover
 from stoneware.nn.linear import check_recipe
@@ -135,7 +135,7 @@ class Float8InferenceLinear(KeepsFloat8, torch.nn.Linear):
 
     def dequantized(self) -> torch.Tensor:
         """The weight [out_features, in_features] in the layer's 16 or 32 bits, rounded once."""
-        return dequantize(self.weight, self.weight_scale_inv, self.recipe, self.compute_dtype)
+        return dequantize(self.weight.detach(), self.weight_scale_inv.detach(), self.compute_dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         x, dtype = input, autocast_dtype(input)
@@ -180,12 +180,21 @@ def _cast(x: torch.Tensor, cast: Cast) -> tuple[torch.Tensor, torch.Tensor]:
     return values, scale
 
 
-def dequantize(values: torch.Tensor, scale: torch.Tensor, recipe: str, dtype: torch.dtype) -> torch.Tensor:
-    """The weight [out_features, in_features] of fp8 values and their scales, rounded once."""
-    if weight_cast(recipe).scales == "block_2d":
-        rows, columns = values.shape
-        scale = scale.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :columns]
-    return values.float().mul_(scale).to(dtype)
+def dequantize(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The weight [n, k] of fp8 values and their scales, rounded once.
+
+    Args:
+      values: [n, k].
+      scale: [1], or [n / i, k / j], one for i x j elements.
+      dtype: of the result.
+    """
+    weight, scales = torch.empty(values.shape, dtype=dtype, device=values.device), scale.reshape(-1, scale.shape[-1])
+    for first, end in folded_scales.row_ranges(values):
+        rows = values[first:end]
+        weight[first:end] = rows.float().mul_(
+            folded_scales.spread(folded_scales.part_of(scales, values, first, end), rows)
+        )
+    return weight
 
 
 def frozen_parameter(values: torch.Tensor) -> torch.nn.Parameter:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from stoneware.nn import folded_scales
+from stoneware.nn.inference import dequantize
 from stoneware.nn.recipes import BLOCK, why_not
 
 _FINEGRAINED = "transformers.integrations.finegrained_fp8"
@@ -53,8 +54,7 @@ class PublishedWeight:
 
     def dequantized(self) -> torch.Tensor:
         """The weight [n, k] of `dtype`."""
-        scale = self.scale.detach().reshape(-1, self.scale.shape[-1])
-        return folded_scales.dequantize(self.weight.detach(), scale, self.dtype)
+        return dequantize(self.weight.detach(), self.scale.detach(), self.dtype)
 
 
 def find(layer: Any) -> PublishedWeight | str | None:
