@@ -7,21 +7,14 @@ import json
 import re
 import subprocess
 import sys
-import weakref
 
 import pytest
 import torch
-from mxfp8 import mxfp8, spread
+from fp8_experts import ERROR, Routed, dense_experts, error, fp8_experts, routing
 from safetensors.torch import load_file, save_file
 from tiny_llama import CONTINUATION, PROMPT, build, generate, save_fp8, save_mixtral_fp8
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, MixtralConfig
-from transformers.integrations.finegrained_fp8 import (
-    ALL_FP8_EXPERTS_FUNCTIONS,
-    FP8Experts,
-    FP8Linear,
-    replace_with_fp8_linear,
-)
-from transformers.integrations.moe import use_experts_implementation
+from transformers.integrations.finegrained_fp8 import FP8Experts, FP8Linear, replace_with_fp8_linear
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 from transformers.utils import import_utils
@@ -31,14 +24,6 @@ from stoneware import nn, quantize
 from stoneware.errors import UnsupportedError
 from stoneware.integrations import finegrained_fp8, hosts
 from stoneware.integrations import transformers as engine
-from stoneware.nn import folded_scales
-
-ERROR = 2**-4
-"""Relative error of one fp8 matmul of random operands."""
-
-
-def error(y, expected):
-    return float((y.double() - expected.double()).norm() / expected.double().norm())
 
 
 @pytest.fixture
@@ -233,136 +218,6 @@ def test_other_scales_of_fp8_layers_keep_their_weights(options):
     assert type(layer) is FP8Linear and {*dict(layer.named_parameters())} == {"weight", "weight_scale_inv"}
 
 
-def fill(module, name, blocks, dense):
-    """Gives a parameter of an fp8 module and its scales the values of MXFP8; returns what they stand for."""
-    weight, scale = mxfp8(dense, *blocks)
-    for key, value in ((name, weight), (f"{name}_scale_inv", scale.to(torch.float8_e8m0fnu))):
-        assert getattr(module, key).shape == value.shape
-        setattr(module, key, torch.nn.Parameter(value, requires_grad=False))
-    return weight.float() * spread(scale, weight.shape)
-
-
-def mxfp8_model(unconverted):
-    """A tiny Llama with the weights of `build` in MXFP8, like transformers loads it."""
-    source, model = build(), build()
-    config = FineGrainedFP8Config(weight_block_size=(1, 32), scale_fmt="ue8m0")
-    replace_with_fp8_linear(model, unconverted, config, pre_quantized=True)
-    rest = {name: tensor for name, tensor in source.state_dict().items() if "proj" not in name}
-    model.load_state_dict(rest, strict=False)
-    for name, layer in model.named_modules():
-        if isinstance(layer, FP8Linear):
-            fill(layer, "weight", (1, 32), source.get_submodule(name).weight.detach().float())
-    return model.requires_grad_(False).eval()
-
-
-MXFP8 = pytest.mark.parametrize("blocks", [(1, 32), (32, 32)], ids=["1x32", "32x32"])
-
-
-@MXFP8
-def test_mxfp8_layers_run_with_folded_scales(blocks):
-    layer = FP8Linear(256, 384, block_size=blocks, scale_fmt="ue8m0")
-    dense = fill(layer, "weight", blocks, torch.randn(384, 256) * torch.randn(384, 1).exp())
-    before = {name: tensor.view(torch.uint8).clone() for name, tensor in layer.state_dict().items()}
-    model, x = torch.nn.Sequential(layer).eval(), torch.randn(4, 256).bfloat16()
-    done = nn.convert(model, "rowwise")
-    rows, columns = blocks
-    assert re.fullmatch(
-        f"Float8InferenceLinear, blockwise, {rows}x{columns} scales folded, (exact|at most [0-9.]+ % rounded)",
-        done.swapped["0"],
-    )
-    assert layer.weight_scale_inv.shape == (3, 2)
-    with torch.no_grad():
-        assert error(model(x), x.float() @ dense.t()) < ERROR
-    done.undo()
-    assert type(layer) is FP8Linear
-    after = {name: tensor.view(torch.uint8) for name, tensor in layer.state_dict().items()}
-    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
-
-
-@MXFP8
-def test_mxfp8_experts_run_with_folded_scales(blocks):
-    experts, _ = fp8_experts(blocks, scale_fmt="ue8m0", has_values=False)
-    dense = {
-        name: fill(experts, name, blocks, torch.randn(getattr(experts, name).shape) / 16)
-        for name in ("gate_up_proj", "down_proj")
-    }
-    before = {name: tensor.view(torch.uint8).clone() for name, tensor in experts.state_dict().items()}
-    x, index, weights = routing(37)
-    done = nn.convert(Routed(experts).eval(), "rowwise")
-    assert done.blocks["experts"].startswith("Float8InferenceExperts, blockwise, {}x{} scales folded".format(*blocks))
-    assert error(experts(x, index, weights), dense_experts(dense, x, index, weights)) < 2 * ERROR
-    done.undo()
-    after = {name: tensor.view(torch.uint8) for name, tensor in experts.state_dict().items()}
-    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
-
-
-def test_an_mxfp8_layer_that_cannot_be_folded_stays_with_the_reason():
-    layer = FP8Linear(256, 384, block_size=(1, 32), scale_fmt="ue8m0")
-    fill(layer, "weight", (1, 32), torch.randn(384, 256) * torch.tensor([1.0, 2.0**-30]).repeat(192)[:, None])
-    done = nn.convert(torch.nn.Sequential(layer).eval())
-    assert type(layer) is FP8Linear and "change a row or a column" in done.kept["0"]
-
-
-def test_a_partly_folded_model_is_not_saved(tmp_path):
-    """Transformers would load the layer that stayed without its scales."""
-    model = mxfp8_model(["lm_head"])
-    layer = model.model.layers[1].self_attn.v_proj
-    fill(layer, "weight", (1, 32), torch.randn(layer.weight.shape) * torch.tensor([1.0, 2.0**-30]).repeat(64)[:, None])
-    done = nn.convert(model)
-    assert {*done.kept} == {"lm_head", "model.layers.1.self_attn.v_proj"}
-    with pytest.raises(ValueError, match=r"v_proj was not converted and has 8-bit weights.*undo the conversion before"):
-        model.save_pretrained(tmp_path)
-    done.undo()
-    model.save_pretrained(tmp_path)
-
-
-def test_a_failing_conversion_restores_folded_weights(monkeypatch):
-    model, fold = mxfp8_model(["lm_head"]), folded_scales.fold
-    parameters = dict(model.named_parameters())
-    values = {name: parameter.clone() for name, parameter in parameters.items()}
-    calls = []
-
-    def failing(*arguments):
-        calls.append(arguments)
-        if len(calls) == 9:
-            raise RuntimeError("no")
-        return fold(*arguments)
-
-    monkeypatch.setattr(folded_scales, "fold", failing)
-    with pytest.raises(RuntimeError, match="no"):
-        nn.convert(model)
-    assert {type(module) for name, module in model.named_modules() if name.endswith("_proj")} == {FP8Linear}
-    assert all(
-        parameters[name] is parameter and torch.equal(parameter.view(torch.uint8), values[name].view(torch.uint8))
-        for name, parameter in model.named_parameters()
-    )
-
-
-def test_a_folded_weight_is_kept_once_and_restored_as_it_was():
-    model = mxfp8_model(["lm_head"])
-    mlp = model.model.layers[0].mlp
-    mlp.up_proj.weight.requires_grad_(False)._is_hf_initialized = True
-    references = [weakref.ref(layer.weight) for layer in (mlp.gate_proj, mlp.up_proj)]
-    before = mlp.up_proj.weight.clone()
-    done = nn.convert(model)
-    assert mlp._stoneware.holds() and not any(reference() for reference in references)
-    for change in done._changes:
-        if hasattr(change, "published"):
-            assert change.published.weight is change.module.weight
-    done.undo()
-    weight = mlp.up_proj.weight
-    assert torch.equal(weight.view(torch.uint8), before.view(torch.uint8))
-    assert weight._is_hf_initialized and not weight.requires_grad
-
-
-def test_a_folded_model_is_saved_as_an_fp8_checkpoint_that_transformers_loads(tmp_path):
-    model = mxfp8_model(["lm_head"])
-    assert "blockwise, 1x32 scales folded" in str(nn.convert(model))
-    model.save_pretrained(tmp_path)
-    reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    assert generate(model) == generate(reference) == CONTINUATION
-
-
 THROUGH_LOCAL_KERNELS = """
 import sys, torch
 from stoneware.integrations import transformers as engine
@@ -394,63 +249,12 @@ def test_fp8_layers_load_our_kernels_through_local_kernels(tmp_path):
     assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stdout + done.stderr
 
 
-def fp8_experts(block_size=(128, 128), device="cpu", *, has_values=True, **options):
-    """FP8Experts like transformers loads them, and their dequantized weights."""
-    config = MixtralConfig(hidden_size=256, intermediate_size=384, num_local_experts=4)
-    kind = use_experts_implementation(experts_class=FP8Experts, experts_interface=ALL_FP8_EXPERTS_FUNCTIONS)
-    experts = kind(config, block_size=block_size, **options).to(device).requires_grad_(False)
-    dense = {}
-    for name in ("gate_up_proj", "down_proj") if has_values else ():
-        empty, empty_scale = getattr(experts, name), getattr(experts, f"{name}_scale_inv")
-        num_experts, n, k = empty.shape
-        parts = 1 if block_size else empty_scale.shape[1]  # gate and up have a scale each
-        pairs = [
-            quantize(
-                torch.randn(n // parts, k, device=device) / 16,
-                "block_2d" if block_size else "tensor",
-                power_of_two=True,
-            )
-            for _ in range(num_experts * parts)
-        ]
-        weight = torch.cat([weight for weight, _ in pairs]).view(empty.shape)
-        scale = torch.cat([scale.view(-1, empty_scale.shape[2]) for _, scale in pairs]).view(empty_scale.shape)
-        getattr(experts, name).copy_(weight)
-        getattr(experts, f"{name}_scale_inv").copy_(scale)
-        rows, columns = n // scale.shape[1], k // scale.shape[2]
-        dense[name] = weight.float() * scale.repeat_interleave(rows, 1).repeat_interleave(columns, 2)
-    return experts.eval(), dense
-
-
-def routing(num_tokens, device="cpu"):
-    x = torch.randn(num_tokens, 256, device=device).bfloat16()
-    index = torch.stack([torch.randperm(4, device=device)[:2] for _ in range(num_tokens)])
-    return x, index, torch.rand(num_tokens, 2, device=device)
-
-
-def dense_experts(dense, x, index, weights):
-    """The loop of transformers over dequantized weights."""
-    y = torch.zeros(x.shape, device=x.device)
-    for token, (experts, factors) in enumerate(zip(index, weights)):
-        for expert, weight in zip(experts, factors):
-            gate, up = (dense["gate_up_proj"][expert] @ x[token].float()).chunk(2)
-            y[token] += weight * (dense["down_proj"][expert] @ (torch.nn.functional.silu(gate) * up))
-    return y
-
-
 def check_experts(implementation, block_size, device="cpu"):
     """FP8Experts as transformers calls them, against its own loop over dequantized weights."""
     experts, dense = fp8_experts(block_size, device)
     experts.config._experts_implementation = implementation
     x, index, weights = routing(37, device)
     assert error(experts(x, index, weights), dense_experts(dense, x, index, weights)) < 2 * ERROR
-
-
-class Routed(torch.nn.Module):
-    """A block with experts, under their name in transformers."""
-
-    def __init__(self, experts):
-        super().__init__()
-        self.experts = experts
 
 
 @pytest.mark.parametrize(
