@@ -51,7 +51,10 @@ struct CutlassHost {
   static constexpr bool kSwapAb = Config::kSwapAb;
 
   static bool CanImplement(const GemmProblem& problem) {
-    if (problem.num_groups != 0 || problem.splits != 1 || !Family::Supports(problem)) return false;
+    if (problem.num_groups != 0 || problem.splits != 1 || problem.adds_to_d ||
+        !Family::Supports(problem)) {
+      return false;
+    }
     const Arguments arguments = ToArguments(problem, {});
     return Cutlass::can_implement(arguments) && Cutlass::get_workspace_size(arguments) == 0;
   }

@@ -158,6 +158,52 @@ _CLUSTERS = {
     ],
 }
 
+# Layouts nn and tn of bf16: (m, n) of the tile, stages, whether operands are swapped, blocks along m and n, and up to how
+# many blocks share k. Where the tile's columns run fastest in memory, they are a multiple of 64.
+_LAYOUTS = {
+    "nn": [
+        ((64, 72), 12, True, (1, 1), 1),
+        ((64, 112), 9, True, (1, 1), 4),
+        ((64, 144), 7, True, (1, 1), 4),
+        ((128, 80), 7, True, (1, 1), 1),
+        ((128, 112), 6, True, (1, 1), 1),
+        ((128, 144), 5, True, (1, 1), 4),
+        ((128, 168), 4, True, (1, 1), 1),
+        ((256, 112), 4, True, (1, 1), 1),
+        ((256, 144), 4, True, (1, 1), 1),
+        ((128, 128), 6, False, (1, 1), 4),
+        ((192, 128), 4, False, (1, 1), 4),
+        ((128, 192), 5, False, (1, 1), 1),
+        ((256, 128), 4, False, (1, 2), 1),
+        ((128, 256), 4, False, (2, 1), 1),
+    ],
+    "tn": [
+        ((64, 64), 12, False, (1, 1), 8),
+        ((128, 128), 6, False, (1, 1), 8),
+        ((192, 128), 4, False, (1, 1), 4),
+        ((128, 192), 5, False, (1, 1), 1),
+        ((256, 128), 4, False, (1, 1), 1),
+        ((256, 128), 4, False, (1, 2), 1),
+        ((128, 256), 4, False, (2, 1), 1),
+    ],
+}
+
+# Results in fp32 of bf16, by layout: the same, of tiles that are not swapped.
+_FP32 = {
+    "nt": [
+        ((64, 64), 12, (1, 1), 8),
+        ((128, 128), 5, (1, 1), 4),
+        ((128, 192), 4, (1, 1), 1),
+    ],
+    "tn": [
+        ((64, 64), 12, (1, 1), 8),
+        ((128, 128), 5, (1, 1), 4),
+        ((128, 192), 4, (1, 1), 1),
+        ((256, 128), 3, (1, 2), 1),
+        ((128, 256), 3, (2, 1), 1),
+    ],
+}
+
 # Slow accumulation: (m, n) of the tile, and stages.
 _SLOW = [
     ((128, 128), 5),
@@ -166,7 +212,17 @@ _SLOW = [
     ((256, 112), 3),
 ]
 
-def _fitted_config(op, dtype, out, tile, stages, swap_ab, shares = "warps", max_splits = None, **fields):
+def _fitted_config(
+        op,
+        dtype,
+        out,
+        tile,
+        stages,
+        swap_ab,
+        shares = "warps",
+        max_splits = None,
+        full_tiles = True,
+        **fields):
     return persistent_mm_config(
         op = op,
         dtype = dtype,
@@ -176,7 +232,7 @@ def _fitted_config(op, dtype, out, tile, stages, swap_ab, shares = "warps", max_
         warp_groups = 2 if tile[0] == 256 else tile[0] // 64,
         swap_ab = swap_ab,
         shares = shares,
-        full_tiles = True,
+        full_tiles = full_tiles,
         max_splits = max_splits or (1 if shares == "warps" else None),
         **fields
     )
@@ -336,6 +392,51 @@ PERSISTENT_MM_SM90 = [
     )
     for op, dtype in [("matmul", "bf16"), ("scaled_mm", "e4m3")]
     for tile, stages, swap_ab, blocks, splits in _CLUSTERS[op]
+] + [
+    persistent_mm_config(
+        op = "matmul",
+        dtype = "bf16",
+        out = "bf16",
+        layout = "nn",
+        tile = tile,
+        stages = stages,
+    )
+    for tile, stages in [
+        ((64, 16, 128), 9),
+        ((64, 32, 128), 8),
+        ((64, 64, 128), 6),
+    ]
+] + [
+    _fitted_config(
+        "matmul",
+        "bf16",
+        "bf16",
+        tile,
+        stages,
+        swap_ab,
+        shares = "warps" if splits == 1 else "columns",
+        max_splits = splits,
+        cluster = blocks + (1,),
+        layout = layout,
+    )
+    for layout, tiles in _LAYOUTS.items()
+    for tile, stages, swap_ab, blocks, splits in tiles
+] + [
+    _fitted_config(
+        "matmul",
+        "bf16",
+        "fp32",
+        tile,
+        stages,
+        swap_ab = False,
+        shares = "warps" if splits == 1 else "columns",
+        max_splits = splits,
+        full_tiles = False,
+        cluster = blocks + (1,),
+        layout = layout,
+    )
+    for layout, tiles in _FP32.items()
+    for tile, stages, blocks, splits in tiles
 ]
 
 # fp8 with slow accumulation, by CUTLASS: for results in fp32. The rest is PERSISTENT_MM_SM90's.

@@ -56,6 +56,8 @@ struct GemmProblem {
   std::int64_t group_stride_scale_b = 0;  // from one group's scales of b to the next (grouped_mm)
   // An open kernel stores d into one row again and again: what its epilogue stores is the result.
   bool discards_d = false;
+  // d += instead of d =, for kernels that can.
+  bool adds_to_d = false;
 };
 
 // Bytes of the parameters that a launch passes to the epilogue of an open kernel.

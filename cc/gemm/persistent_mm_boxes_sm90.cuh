@@ -21,9 +21,8 @@ class Boxes {
   __device__ Boxes(const SharedMemory<Shape>& shared, int warp_group, int tile_idx,
                    bool uses_stages)
       : uses_stages_(uses_stages), barrier_(kAmongWarpGroup + warp_group) {
-    static_assert(Shape::kSwapAb || Shape::kStoresAtOnce ||
-                      (Shape::kBoxBytes == 64 * Shape::kChunkBytes &&
-                       Shape::kBoxesWanted <= Shape::kStages * Shape::kChunks),
+    static_assert(Shape::kSwapAb || Shape::kStoresAtOnce || Shape::kAdds ||
+                      (Shape::kBoxBytes == 64 * Shape::kChunkBytes && Shape::kBoxesFitStages),
                   "gemm_configs.bzl refuses such a config");
     if (uses_stages) {
       // All have read them.
@@ -50,6 +49,12 @@ class Boxes {
     constexpr int kRowBytes = kColumnsOfBox * 2;
     StoreMatrices<kTransposes>(Address() + row * kRowBytes + ChunkAt<kRowBytes>(row, chunk) * 16,
                                words);
+  }
+
+  // Writes two neighbours of a row of floats.
+  __device__ void WriteFloats(float2 values, int row, int column) const {
+    StoreShared(Address() + row * 128 + ChunkAt<128>(row, column / 4) * 16 + column % 4 * 4,
+                values.x, values.y);
   }
 
   // Boxes with a place each are written one after the other and then stored, without a wait
@@ -79,6 +84,21 @@ class Boxes {
     FenceSharedForTma();
     SyncAtNamedBarrier(128, barrier_);
     if (IsSender()) StoreBox(d_map, Address(), first_n, first_m);
+    ++place_;
+    if (!uses_stages_) place_ %= kNumPlaces;
+  }
+
+  // The same, or adds it to d.
+  __device__ void SendOrAdd(const CUtensorMap* d_map, int first_m, int first_n, bool adds) {
+    FenceSharedForTma();
+    SyncAtNamedBarrier(128, barrier_);
+    if (IsSender()) {
+      if (adds) {
+        AddBox(d_map, Address(), first_n, first_m);
+      } else {
+        StoreBox(d_map, Address(), first_n, first_m);
+      }
+    }
     ++place_;
     if (!uses_stages_) place_ %= kNumPlaces;
   }

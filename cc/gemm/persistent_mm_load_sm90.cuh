@@ -12,6 +12,17 @@
 
 namespace stoneware::gemm::sm90 {
 
+// Loads a chunk of k of `kRows` rows that run fastest, from `first` on: load(shared, row) of the
+// box of each 64.
+template <int kRows, class Load>
+__device__ __forceinline__ void LoadContiguousRows(void* shared, int first, const Load& load) {
+  static_assert(kRows % 64 == 0, "gemm_configs.bzl refuses such a config");
+#pragma unroll
+  for (int row = 0; row < kRows; row += 64) {
+    load(static_cast<char*>(shared) + row * 128, first + row);
+  }
+}
+
 // Loads the block's tiles, stage after stage. Runs on a warp, of which one thread loads.
 template <class Shape, bool kSplitsK>
 __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemory<Shape>& shared,
@@ -79,11 +90,21 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
             const PlaceInCluster<Shape> place;
             constexpr int kPart = Shape::kTileN / Shape::kBlocksAlongM;
             const int first = place.along_m * kPart;
-            LoadBoxToBlocks(&params.b_map, full, b_hint,
-                            static_cast<char*>(b_tile) + first * Shape::kChunkBytes, k,
-                            offset.n + first, place.SharingB());
+            void* const part = static_cast<char*>(b_tile) + first * Shape::kChunkBytes;
+            if constexpr (Shape::kBIsNMajor) {
+              LoadContiguousRows<kPart>(part, offset.n + first, [&](void* box, int n) {
+                LoadBoxToBlocks(&params.b_map, full, b_hint, box, n, k, place.SharingB());
+              });
+            } else {
+              LoadBoxToBlocks(&params.b_map, full, b_hint, part, k, offset.n + first,
+                              place.SharingB());
+            }
           } else if constexpr (Shape::kGroups) {
             LoadBox(&params.b_map, full, b_hint, b_tile, k, offset.n, offset.group);
+          } else if constexpr (Shape::kBIsNMajor) {
+            LoadContiguousRows<Shape::kTileN>(b_tile, offset.n, [&](void* box, int n) {
+              LoadBox(&params.b_map, full, b_hint, box, n, k);
+            });
           } else {
             LoadBox(&params.b_map, full, b_hint, b_tile, k, offset.n);
           }
@@ -91,9 +112,19 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
             constexpr int kPart = Shape::kTileM / Shape::kBlocksAlongN;
             const PlaceInCluster<Shape> place;
             const int first = place.along_n * kPart;
-            LoadBoxToBlocks(&params.a_map, full, a_hint,
-                            static_cast<char*>(a_tile) + first * Shape::kChunkBytes, k,
-                            offset.m + first, place.SharingA());
+            void* const part = static_cast<char*>(a_tile) + first * Shape::kChunkBytes;
+            if constexpr (Shape::kAIsMMajor) {
+              LoadContiguousRows<kPart>(part, offset.m + first, [&](void* box, int m) {
+                LoadBoxToBlocks(&params.a_map, full, a_hint, box, m, k, place.SharingA());
+              });
+            } else {
+              LoadBoxToBlocks(&params.a_map, full, a_hint, part, k, offset.m + first,
+                              place.SharingA());
+            }
+          } else if constexpr (Shape::kAIsMMajor) {
+            LoadContiguousRows<Shape::kTileM>(a_tile, offset.m, [&](void* box, int m) {
+              LoadBox(&params.a_map, full, a_hint, box, m, k);
+            });
           } else {
             LoadBox(&params.a_map, full, a_hint, a_tile, k, offset.m);
           }

@@ -35,6 +35,7 @@ _FAMILY = kernel_family(
 )
 
 _OPERAND_BYTES = {"bf16": 2, "e4m3": 1, "e5m2": 1, "fp16": 2}
+_OUT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 # Warp groups of a block -> fp32 accumulators that fit the registers of a thread (kConsumerRegisters).
 # Measured with ptxas 13.0: with two warp groups 256x160 does not spill, and 256x176 does; with three
@@ -57,10 +58,11 @@ _GROUP_COLUMNS = 16
 # the products of 64 rows with each block of a tile's k.
 _MAX_PROMOTED_ACCUMULATORS = {1: 192, 2: 192, 3: 112}
 
-# The width of an operand's chunks of k, one swizzle atom, and of a stored tile's boxes, as many bytes
-# of 16-bit elements.
+# The width of an operand's chunks of k, one swizzle atom, and of a stored tile's boxes.
 _CHUNK_BYTES = 128
-_BOX_COLUMNS = 64
+
+# The rows of an operand in a swizzle atom, where they run fastest.
+_ATOM_ROWS = 64
 
 # kMaxSharedBytesSm90 of config.h.
 _MAX_SHARED_BYTES = 227 * 1024
@@ -86,7 +88,15 @@ _FIELDS = {
         "the dtype of the right operand, with as many bytes",
         default = lambda config: config.dtype,
     ),
-    "out": field(one_of("bf16", "fp16"), "the dtype of the result"),
+    "out": field(
+        one_of("bf16", "fp16", "fp32"),
+        "the dtype of the result; one of fp32, of bf16 operands, may be added to what is there",
+    ),
+    "layout": field(
+        one_of("nt", "nn", "tn"),
+        "the layout of a and b, \"n\" for row-major and \"t\" for column-major, of bf16",
+        default = "nt",
+    ),
     "tile": field(
         positives("m", "n", "k"),
         "(m, n, k), the elements of the tile",
@@ -168,6 +178,10 @@ def _rules(config):
             "max_splits must be one of {} with {} and swap_ab = {}, but is {}; choose one of them"
                 .format(", ".join([str(x) for x in splits]), sharing, config.swap_ab, config.max_splits),
         ))
+    if config.layout != "nt":
+        rules += _layout_rules(config)
+    if config.out == "fp32":
+        rules += _fp32_rules(config)
     if config.block_scales:
         rules += _block_scale_rules(config)
     if _promotes(config):
@@ -210,6 +224,44 @@ def _cluster_rules(config):
         ),
     ]
 
+def _rows_are_contiguous(config):
+    """Whether the rows of a, and the columns of b, run fastest."""
+    return config.layout[0] == "t", config.layout[1] == "n"
+
+def _layout_rules(config):
+    of_a, of_b = _rows_are_contiguous(config)
+    along_m, along_n = _blocks(config)
+    tile_m, tile_n = (config.tile[1], config.tile[0]) if config.swap_ab else (config.tile[0], config.tile[1])
+    parts = [part for part, is_met in [(tile_m // along_n, of_a), (tile_n // along_m, of_b)] if is_met]
+    return [
+        (
+            config.dtype == "bf16" and config.op == "matmul",
+            "layout must be \"nt\" except for matmul of bf16, but is {} for {} of {}; omit it"
+                .format(repr(config.layout), config.op, config.dtype),
+        ),
+        (
+            all([part % _ATOM_ROWS == 0 for part in parts]),
+            ("a block must load a multiple of {} rows of a, or columns of b, that run fastest, but loads {} with layout {} " +
+             "and swap_ab = {}; change the tile or the cluster")
+                .format(_ATOM_ROWS, " and ".join([str(part) for part in parts]), repr(config.layout), config.swap_ab),
+        ),
+    ]
+
+def _fp32_rules(config):
+    return [
+        (
+            config.dtype == "bf16" and config.op == "matmul",
+            "out must have 16 bits except for matmul of bf16, but is fp32 for {} of {}; change it"
+                .format(config.op, config.dtype),
+        ),
+        (
+            not config.swap_ab and not config.full_tiles and config.tile[1] % 32 == 0,
+            ("a tile of fp32 must have n in multiples of 32, without swapped operands or full tiles, but has n = {} with " +
+             "swap_ab = {} and full_tiles = {}; change them")
+                .format(config.tile[1], config.swap_ab, config.full_tiles),
+        ),
+    ]
+
 def _promotes(config):
     """Whether the tensor core sums over 128 of k alone."""
     return config.block_scales or config.accumulation == "slow"
@@ -239,13 +291,15 @@ def _shared_bytes(config):
     fixed = stages + vectors + scales + barriers + table
 
     # Boxes: a place for each, or as many as fit.
-    box = (tile_m if config.swap_ab else 64) * _BOX_COLUMNS * 2
+    out_bytes = _OUT_BYTES[config.out]
+    box = (tile_m if config.swap_ab else 64) * _CHUNK_BYTES
     row_steps = rows // (64 * config.warp_groups)
     wanted = row_steps * box
     least = 0
     if not config.swap_ab:
-        boxes = row_steps * _ceil_div(columns, _BOX_COLUMNS)
-        last = 64 * ((columns - 1) % _BOX_COLUMNS + 1) * 2
+        box_columns = _CHUNK_BYTES // out_bytes
+        boxes = row_steps * _ceil_div(columns, box_columns)
+        last = 64 * ((columns - 1) % box_columns + 1) * out_bytes
         wanted = (boxes - 1) * box + last
         least = min(box, wanted)
     space = (_MAX_SHARED_BYTES - fixed) // config.warp_groups
@@ -337,14 +391,16 @@ def _promoting_rules(config):
 def _stored_rules(config):
     tile, stages = config.tile, config.stages
 
-    # A block's last tile is stored from where its stages were, 64 x 64 elements from each.
-    boxes = tile[0] // (64 * config.warp_groups) * ((tile[1] + _BOX_COLUMNS - 1) // _BOX_COLUMNS)
+    # A block's last tile is stored from where its stages were, 64 rows of 128 bytes from each.
+    if config.out == "fp32":
+        return []
+    boxes = tile[0] // (64 * config.warp_groups) * _ceil_div(tile[1], _CHUNK_BYTES // 2)
     places = stages * (tile[2] * _OPERAND_BYTES[config.dtype] // _CHUNK_BYTES)
     return [(
         boxes <= places or (_overlaps_sums(config) and _shared_bytes(config).has_place_for_each),
         ("without swapped operands the stages must have a place of {} bytes of k for each {} of n that a " +
          "warp group stores, but {} stages have {}, for {}; add stages, or narrow the tile")
-            .format(_CHUNK_BYTES, _BOX_COLUMNS, stages, places, boxes),
+            .format(_CHUNK_BYTES, _CHUNK_BYTES // 2, stages, places, boxes),
     )]
 
 def _columns(config):
@@ -359,7 +415,7 @@ def _kernel(config):
     json_fields = {
         "accumulation": config.accumulation,
         "cluster": config.cluster,
-        "layout": "nt",
+        "layout": config.layout,
         "max_splits": config.max_splits,
         "schedule": schedule,
         "stages": config.stages,
@@ -379,6 +435,7 @@ def _kernel(config):
             config.dtype,
             config.b_dtype,
             config.out,
+            config.layout if config.layout != "nt" else "",
             config.tile,
             config.cluster,
             "{}{}x{}".format(schedule, config.warp_groups, config.stages),
@@ -392,6 +449,7 @@ def _kernel(config):
         out = config.out,
         tile = config.tile,
         swap_ab = config.swap_ab,
+        layout = config.layout,
         constants = {
             "kBlockScales": config.block_scales,
             "kBlocksAlongM": along_m,

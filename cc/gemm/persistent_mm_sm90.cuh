@@ -25,6 +25,19 @@ template <class Shape, bool kSplitsK>
 __device__ void FetchAhead(const typename Shape::Params& params,
                            const KSlice<Shape, kSplitsK>& slice) {
   if (params.num_m_tiles > 1) return;
+  if constexpr (Shape::kBIsNMajor) {
+    constexpr int kLines = Shape::kTileN / 64;  // of a row of b
+    for (int line = static_cast<int>(threadIdx.x); line < Shape::kTileK * kLines;
+         line += Shape::kConsumerThreads) {
+      const int n = slice.first_tile * Shape::kTileN + line % kLines * 64;
+      const int k = slice.first_step * Shape::kTileK + line / kLines;
+      if (n < params.n && k < params.k) {
+        PrefetchToL2(static_cast<const char*>(params.b) + k * params.ldb_bytes +
+                     static_cast<unsigned>(n * Shape::kOperandBytes));
+      }
+    }
+    return;
+  }
   for (int line = static_cast<int>(threadIdx.x); line < Shape::kTileN * Shape::kChunks;
        line += Shape::kConsumerThreads) {
     const int n = slice.first_tile * Shape::kTileN + line / Shape::kChunks;
@@ -108,8 +121,12 @@ __device__ void MultiplyTiles(const typename Shape::Params& params,
     if constexpr (kSplitsK && Shape::kSharesColumns) {
       const PartialColumns<Shape> partial(shared, slice);
       partial.Exchange(shared, sums);
-      TileStore<Shape, false>(params, shared, offset, tile_idx, is_last_tile)
-          .RunShare(partial, slice);
+      TileStore<Shape, false> store(params, shared, offset, tile_idx, is_last_tile);
+      if constexpr (Shape::kAdds) {
+        store.RunShareOfFloats(partial, slice);
+      } else {
+        store.RunShare(partial, slice);
+      }
       partial.End();
     } else if constexpr (!kSplitsK) {
       TileStore<Shape, Shape::kStoresBoxes>(params, shared, offset, tile_idx, is_last_tile)

@@ -117,6 +117,14 @@ struct PersistentMmGroupParams<true> {
   int band;  // tiles along m that run together, so that their operands fit L2
 };
 
+template <bool kAdds>
+struct PersistentMmAddParams {};
+
+template <>
+struct PersistentMmAddParams<true> {
+  bool adds;  // d += instead of d =
+};
+
 template <bool kNarrowBoxes>
 struct PersistentMmNarrowParams {};
 
@@ -153,6 +161,17 @@ struct PersistentMmShape {
   static constexpr int kTileM = kSwapAb ? kColumns : kRows;
   static constexpr int kTileN = kSwapAb ? kRows : kColumns;
   static constexpr int kTileK = Config::kTileK;
+  // Whether rows, or columns, run fastest in memory instead of k: of an M-major a or an N-major b.
+  // A swizzle atom then has 64 of them and 8 of k (wgmma_sm90.cuh), and a chunk of k has the atoms
+  // of 64 rows one after the other: 64 rows take as many bytes, at the same place, as with k.
+  static constexpr bool kRowsAreContiguous = kSwapAb ? Config::kBIsNMajor : Config::kAIsMMajor;
+  static constexpr bool kColumnsAreContiguous = kSwapAb ? Config::kAIsMMajor : Config::kBIsNMajor;
+  static constexpr bool kAIsMMajor = Config::kAIsMMajor;
+  static constexpr bool kBIsNMajor = Config::kBIsNMajor;
+  static_assert(kOperandBytes == 2 || !(kAIsMMajor || kBIsNMajor),
+                "wgmma takes fp8 with k fastest");
+  static_assert(!kColumnsAreContiguous || kColumns % 64 == 0,
+                "gemm_configs.bzl refuses such a config");
   static constexpr int kStages = Config::kStages;
   static constexpr int kWarpGroups = Config::kWarpGroups;
   // Steps of 64 rows of each warp group.
@@ -229,21 +248,26 @@ struct PersistentMmShape {
   // The table of groups.
   static constexpr int kTableBytes = kGroups ? 2 * kMaxGroups * 4 : 0;
 
-  static_assert(kOutBytes == 2 && kColumns % (kSwapAb ? 8 : 16) == 0,
+  static_assert(kColumns % (kSwapAb ? 8 : 16) == 0, "gemm_configs.bzl refuses such a config");
+
+  // A result in fp32 may be added to d. No row may then be in two tiles.
+  static constexpr bool kAdds = kOutBytes == 4;
+  static_assert(!kAdds || (!kSwapAb && !kGroups && !kFullTiles && !kPromotes),
                 "gemm_configs.bzl refuses such a config");
 
-  // From m = 64 on a tile is stored in boxes of 64 columns of n (128 bytes): each warp group writes
-  // them to shared memory, from where TMA stores them. Columns beyond the whole boxes are a
-  // narrower one.
-  static constexpr int kBoxColumns = 64;
+  // From m = 64 on a tile is stored in boxes of 128 bytes of n: each warp group writes them to
+  // shared memory, from where TMA stores them. Columns beyond the whole boxes are a narrower one.
+  static constexpr int kBoxColumns = 128 / kOutBytes;
   static constexpr int kBoxRows = kSwapAb ? kTileM : 64;
-  static constexpr int kBoxBytes = kBoxRows * kBoxColumns * 2;
+  static constexpr int kBoxBytes = kBoxRows * kBoxColumns * kOutBytes;
   static constexpr bool kNarrowBoxes = !kSwapAb && kColumns % kBoxColumns != 0;
   static constexpr int kLastBoxColumns = kNarrowBoxes ? kColumns % kBoxColumns : kBoxColumns;
   // The boxes of a warp group for one tile.
   static constexpr int kBoxesWanted = kRowSteps * (kSwapAb ? 1 : (kColumns - 1) / kBoxColumns + 1);
+  // A block's last tile has its boxes where its stages were, if each has a place there.
+  static constexpr bool kBoxesFitStages = kBoxesWanted <= kStages * kChunks;
   static constexpr int kWantedBytes =
-      (kBoxesWanted - 1) * kBoxBytes + kBoxRows * kLastBoxColumns * 2;
+      (kBoxesWanted - 1) * kBoxBytes + kBoxRows * kLastBoxColumns * kOutBytes;
   // Beside the stages each box has a place, or as many as fit are used in turn, so that the next
   // tile is multiplied while boxes are stored. If none fits, threads store their registers.
   static constexpr int kBoxSpace = (kMaxSharedBytesSm90 - kStagesBytes - kVectorBytes -
@@ -321,6 +345,7 @@ struct PersistentMmShape {
                   PersistentMmScalars,
                   PersistentMmAheadParams<kFetchesAhead>,
                   PersistentMmGroupParams<kGroups>,
+                  PersistentMmAddParams<kAdds>,
                   PersistentMmNarrowParams<kNarrowBoxes> {};
 };
 

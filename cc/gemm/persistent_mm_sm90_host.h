@@ -40,7 +40,8 @@ struct PersistentMmHost {
     };
     return fits(problem.m, kClusterM) && fits(problem.n, kClusterN) &&
            fits(problem.k, Shape::kTileK) && problem.batch == 1 && HasGroups(problem) &&
-           HasScales(problem) && is_shareable && problem.splits <= Shape::kMaxSplits &&
+           HasScales(problem) && (Shape::kAdds || !problem.adds_to_d) && is_shareable &&
+           problem.splits <= Shape::kMaxSplits &&
            problem.splits <= CeilDiv(problem.k, Shape::kTileK) &&
            // Blocks along x are counted in an int.
            num_tiles * problem.splits <= std::numeric_limits<int>::max();
@@ -129,17 +130,29 @@ struct PersistentMmHost {
     const cuuint64_t strides[] = {static_cast<cuuint64_t>(problem.ldd) * Shape::kOutBytes};
     const cuuint32_t box[] = {static_cast<cuuint32_t>(box_columns), Shape::kBoxRows};
     const cuuint32_t element_strides[] = {1, 1};
-    host_adapter::EncodeTiled(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, d, extents, strides, box,
-                              element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+    constexpr CUtensorMapDataType kType =
+        Shape::kAdds ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
+    host_adapter::EncodeTiled(map, kType, 2, d, extents, strides, box, element_strides,
+                              CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                               CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   }
 
   static void EncodeMaps(Params* params, const GemmProblem& problem, const GemmTensors& tensors) {
-    EncodeOperandMap(&params->b_map, Shape::kB, tensors.b, problem.n, problem.k, problem.ldb,
-                     Shape::kTileN / Shape::kBlocksAlongM, problem.num_groups,
-                     problem.batch_stride_b);
-    EncodeOperandMap(&params->a_map, Shape::kA, tensors.a, problem.m, problem.k, problem.lda,
-                     Shape::kTileM / Shape::kBlocksAlongN);
+    if constexpr (Shape::kBIsNMajor) {
+      EncodeOperandMap(&params->b_map, Shape::kB, tensors.b, problem.k, problem.n, problem.ldb,
+                       Shape::kChunkElements);
+    } else {
+      EncodeOperandMap(&params->b_map, Shape::kB, tensors.b, problem.n, problem.k, problem.ldb,
+                       Shape::kTileN / Shape::kBlocksAlongM, problem.num_groups,
+                       problem.batch_stride_b);
+    }
+    if constexpr (Shape::kAIsMMajor) {
+      EncodeOperandMap(&params->a_map, Shape::kA, tensors.a, problem.k, problem.m, problem.lda,
+                       Shape::kChunkElements);
+    } else {
+      EncodeOperandMap(&params->a_map, Shape::kA, tensors.a, problem.m, problem.k, problem.lda,
+                       Shape::kTileM / Shape::kBlocksAlongN);
+    }
     if (Shape::kStoresBoxes && (problem.splits == 1 || Shape::kSplitsStoreBoxes)) {
       EncodeResult(&params->d_map, problem, tensors.d, Shape::kBoxColumns,
                    CU_TENSOR_MAP_SWIZZLE_128B);
@@ -163,6 +176,7 @@ struct PersistentMmHost {
       params->num_groups = problem.num_groups;
       params->band = kBandOfGroup;
     }
+    if constexpr (Shape::kAdds) params->adds = problem.adds_to_d;
     params->d = tensors.d;
     params->scale_a = static_cast<const float*>(tensors.scale_a);
     params->scale_b = static_cast<const float*>(tensors.scale_b);

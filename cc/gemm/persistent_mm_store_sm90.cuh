@@ -37,7 +37,7 @@ struct TileVectors {
     if constexpr (Shape::kGroups && Shape::kHasVectorScales) {
       if (scales_b != nullptr) scales_b += offset.group * params.group_stride_scale_b;
     }
-    const auto* const biases = static_cast<const unsigned short*>(params.bias);
+    const auto* const biases = static_cast<const OutElement*>(params.bias);
 #pragma unroll
     for (int i = 0; i < kOfN; ++i) {
       const int n = first_n + thread + i * kThreads;
@@ -79,6 +79,8 @@ struct TileVectors {
   }
 
  private:
+  using OutElement = typename Element<Shape::kOut>::Bits;
+
   // Among those that share a copy.
   static __device__ int Thread() {
     const int thread = static_cast<int>(threadIdx.x);
@@ -92,6 +94,21 @@ __device__ void StoreRun(const PersistentMmScalars& params, int end_m, int m, in
   if (m < end_m && n < params.n) {
     *reinterpret_cast<uint4*>(static_cast<unsigned short*>(params.d) + m * params.ldd + n) =
         make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
+// Stores two neighbours in n of one row of a d of floats, or adds them, if it lies before row
+// end_m.
+template <class Params>
+__device__ void StorePair(const Params& params, int end_m, int m, int n, float2 values) {
+  if (m < end_m && n < params.n) {
+    auto* const d = reinterpret_cast<float2*>(static_cast<float*>(params.d) + m * params.ldd + n);
+    if (params.adds) {
+      const float2 before = *d;
+      values.x += before.x;
+      values.y += before.y;
+    }
+    *d = values;
   }
 }
 
@@ -185,11 +202,41 @@ class TileStore {
     }
   }
 
+  // The same of a d of floats.
+  __device__ void RunShareOfFloats(const PartialColumns<Shape>& partial,
+                                   const KSlice<Shape, true>& slice) {
+    const ColumnShare<Shape> share(slice, slice.rank);
+#pragma unroll 1
+    for (int group = share.begin; group < share.end; ++group) {
+#pragma unroll
+      for (int step = 0; step < Shape::kRowSteps; ++step) {
+        const int row = (step * Shape::kWarpGroups + warp_group_) * 64 + warp_ * 16 + lane_ / 4;
+        EpilogueState state;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float4 sum = partial.Sum(share, group, step, i);
+          const int column = group * 16 + i * 8 + 2 * quad_lane_;
+          const float2 scale = Pair(scales_b_, column);
+          const float2 bias = Pair(biases_, column);
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int at = row + 8 * half;
+            const float2 pair = half == 0 ? make_float2(sum.x, sum.y) : make_float2(sum.z, sum.w);
+            StorePair(params_, EndM(), offset_.m + at, offset_.n + column,
+                      Values(scales_a_[at] * pair.x * scale.x + bias.x,
+                             scales_a_[at] * pair.y * scale.y + bias.y, at, column,
+                             {2 * i + half, true, true}, state));
+          }
+        }
+      }
+    }
+  }
+
  private:
   using Sums = float[Shape::kSums];
 
   static constexpr bool kStoresAtOnce = kUsesBoxes && Shape::kStoresAtOnce;
-  static constexpr bool kUsesStages = !Shape::kSwapAb && !kStoresAtOnce;
+  static constexpr bool kUsesStages = !Shape::kSwapAb && !kStoresAtOnce && Shape::kBoxesFitStages;
 
   // The row of d after the last that may be stored.
   __device__ int EndM() const {
@@ -203,6 +250,17 @@ class TileStore {
   // Rounds two neighbours along the columns, after the epilogue of an open kernel.
   __device__ __forceinline__ unsigned Finish(float first, float second, int row, int column,
                                              EpilogueStep step, EpilogueState& state) const {
+    if constexpr (Shape::kIsOpen) {
+      const float2 values = Values(first, second, row, column, step, state);
+      return Pack<Shape::kOut>(values.x, values.y);
+    } else {
+      return Pack<Shape::kOut>(first, second);
+    }
+  }
+
+  // The same, not rounded.
+  __device__ __forceinline__ float2 Values(float first, float second, int row, int column,
+                                           EpilogueStep step, EpilogueState& state) const {
     if constexpr (Shape::kIsOpen) {
       int m_end = EndM();
       // The last of the shares of 16 columns may reach into the next tile.
@@ -218,10 +276,18 @@ class TileStore {
                                  step.slot,
                                  step.is_first,
                                  step.is_last};
-      const float2 values = RunEpilogue(make_float2(first, second), pair, state, params_);
-      return Pack<Shape::kOut>(values.x, values.y);
+      return RunEpilogue(make_float2(first, second), pair, state, params_);
     } else {
-      return Pack<Shape::kOut>(first, second);
+      return make_float2(first, second);
+    }
+  }
+
+  // Sends a box on its way to d.
+  __device__ __forceinline__ void Send(const CUtensorMap* d_map, int first_m, int first_n) {
+    if constexpr (Shape::kAdds) {
+      boxes_.SendOrAdd(d_map, first_m, first_n, params_.adds);
+    } else {
+      boxes_.Send(d_map, first_m, first_n);
     }
   }
 
@@ -358,20 +424,33 @@ class TileStore {
         const int at = block + i / 2;
         const int half = i % 2;
         const float* const pair = &sums[first_column / 2 + at * 4 + half * 2];
-        words[i] =
-            Finish(scale_a[half] * pair[0] * scale_b[at].x + bias[at].x,
-                   scale_a[half] * pair[1] * scale_b[at].y + bias[at].y, row + lane_ / 4 + 8 * half,
-                   first_column + at * 8 + 2 * quad_lane_,
-                   {i, first_column + block == 0, first_column + block * 8 + 16 == Shape::kColumns},
-                   state);
+        if constexpr (Shape::kAdds) {
+          boxes_.WriteFloats(
+              Values(
+                  scale_a[half] * pair[0] * scale_b[at].x + bias[at].x,
+                  scale_a[half] * pair[1] * scale_b[at].y + bias[at].y, row + lane_ / 4 + 8 * half,
+                  first_column + at * 8 + 2 * quad_lane_,
+                  {i, first_column + block == 0, first_column + block * 8 + 16 == Shape::kColumns},
+                  state),
+              warp_ * 16 + lane_ / 4 + 8 * half, at * 8 + 2 * quad_lane_);
+        } else {
+          words[i] = Finish(
+              scale_a[half] * pair[0] * scale_b[at].x + bias[at].x,
+              scale_a[half] * pair[1] * scale_b[at].y + bias[at].y, row + lane_ / 4 + 8 * half,
+              first_column + at * 8 + 2 * quad_lane_,
+              {i, first_column + block == 0, first_column + block * 8 + 16 == Shape::kColumns},
+              state);
+        }
       }
-      boxes_.template Write<kBoxColumns, false>(
-          words, warp_ * 16 + lane_matrix_ % 2 * 8 + lane_row_, block + lane_matrix_ / 2);
+      if constexpr (!Shape::kAdds) {
+        boxes_.template Write<kBoxColumns, false>(
+            words, warp_ * 16 + lane_matrix_ % 2 * 8 + lane_row_, block + lane_matrix_ / 2);
+      }
     }
     if constexpr (kStoresAtOnce) {
       boxes_.Next();
     } else {
-      boxes_.Send(d_map, offset_.m + row - warp_ * 16, offset_.n + first_column);
+      Send(d_map, offset_.m + row - warp_ * 16, offset_.n + first_column);
     }
   }
 

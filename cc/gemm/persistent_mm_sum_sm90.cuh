@@ -23,8 +23,9 @@ struct Operands {
   std::uint64_t columns;
 
   __device__ explicit Operands(const SharedMemory<Shape>& shared)
-      : rows(OperandDescriptor(shared.rows + WarpGroup() * (64 * Shape::kChunkElements))),
-        columns(OperandDescriptor(shared.columns)) {
+      : rows(OperandDescriptor(shared.rows + WarpGroup() * (64 * Shape::kChunkElements),
+                               Shape::kRowsAreContiguous)),
+        columns(OperandDescriptor(shared.columns, Shape::kColumnsAreContiguous)) {
     if constexpr (Shape::kOverlapsSums) {
       rows = SameInWarp(rows);
       columns = SameInWarp(columns);
@@ -43,16 +44,18 @@ struct Operands {
 template <class Shape, int kSteps>
 __device__ void MultiplyChunk(const Operands<Shape>& operands, int chunk, int& is_added,
                               float (&sums)[kSteps][Shape::kSums], int first_step = 0) {
-  using Instruction = Wgmma<Shape::kRowOperand, Shape::kColumnOperand, Shape::kColumns>;
+  using Instruction = Wgmma<Shape::kRowOperand, Shape::kColumnOperand, Shape::kColumns,
+                            Shape::kRowsAreContiguous, Shape::kColumnsAreContiguous>;
   // In the units of a matrix descriptor: from one wgmma to the next along k, and from row to row.
-  constexpr int kWgmmaOffset = kWgmmaBytes / kDescriptorBytes;
+  constexpr int kRowsOffset = WgmmaOffset(Shape::kRowsAreContiguous);
+  constexpr int kColumnsOffset = WgmmaOffset(Shape::kColumnsAreContiguous);
   constexpr int kRowOffset = Shape::kChunkBytes / kDescriptorBytes;
 #pragma unroll
   for (int at = 0; at < Shape::kChunkBytes / kWgmmaBytes; ++at) {
     const std::uint64_t rows =
-        Advance(operands.rows, at * kWgmmaOffset + chunk * (Shape::kRows * kRowOffset));
+        Advance(operands.rows, at * kRowsOffset + chunk * (Shape::kRows * kRowOffset));
     const std::uint64_t columns =
-        Advance(operands.columns, at * kWgmmaOffset + chunk * (Shape::kColumns * kRowOffset));
+        Advance(operands.columns, at * kColumnsOffset + chunk * (Shape::kColumns * kRowOffset));
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       Instruction::Multiply(

@@ -180,6 +180,16 @@ __device__ __forceinline__ void StoreBox(const CUtensorMap* map, std::uint32_t s
   asm volatile("cp.async.bulk.commit_group;");
 }
 
+// Adds it to the tensor instead, in the tensor map's dtype.
+__device__ __forceinline__ void AddBox(const CUtensorMap* map, std::uint32_t shared, int x, int y) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%2, %3}], [%1];" ::
+          "l"(reinterpret_cast<std::uint64_t>(map)),
+      "r"(shared), "r"(x), "r"(y)
+      : "memory");
+  asm volatile("cp.async.bulk.commit_group;");
+}
+
 // Waits until all boxes that this thread stored, except the last kNumLeft, have been read from
 // shared memory.
 template <int kNumLeft>
@@ -306,6 +316,11 @@ __device__ __forceinline__ void CopyToBlock(std::uint32_t address, std::uint32_t
       "[%3];" ::"r"(address),
       "r"(from), "r"(num_bytes), "r"(barrier)
       : "memory");
+}
+
+// Writes 8 bytes to this block's shared memory.
+__device__ __forceinline__ void StoreShared(std::uint32_t address, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
 }
 
 // Writes 16 bytes to this block's shared memory.

@@ -114,7 +114,8 @@ void Init(Plan* self, const std::variant<std::string, std::shared_ptr<LinkedKern
           int max_swizzle, const std::string& raster, int splits, std::int64_t scale_a_stride_m,
           std::int64_t scale_b_stride_n, std::int64_t group_stride_scale_b, nb::bytes epilogue,
           const std::vector<std::size_t>& pointers,
-          const std::vector<std::pair<std::size_t, std::size_t>>& minima, bool discards_out) {
+          const std::vector<std::pair<std::size_t, std::size_t>>& minima, bool discards_out,
+          bool adds_to_out) {
   GemmProblem problem;
   problem.m = ToInt("m", m);
   problem.n = ToInt("n", n);
@@ -140,6 +141,7 @@ void Init(Plan* self, const std::variant<std::string, std::shared_ptr<LinkedKern
   problem.scale_b_stride_n = scale_b_stride_n;
   problem.group_stride_scale_b = group_stride_scale_b;
   problem.discards_d = discards_out;
+  problem.adds_to_d = adds_to_out;
   if (const auto* const linked = std::get_if<std::shared_ptr<LinkedKernel>>(&kernel)) {
     new (self) Plan(*linked, ToTensors(tensors), problem,
                     {std::string(epilogue.c_str(), epilogue.size()), pointers, minima});
@@ -186,6 +188,7 @@ NB_MODULE(_sm90, m) {
       "group_stride_scale_b"_a = 0, "epilogue"_a = nb::bytes("", 0),
       "pointers"_a = std::vector<std::size_t>(),
       "minima"_a = std::vector<std::pair<std::size_t, std::size_t>>(), "discards_out"_a = false,
+      "adds_to_out"_a = false,
       "Checks the problem; makes no CUDA call.\n\n"
       "Args:\n"
       "  kernel: an id from kernels(), or a LinkedKernel.\n"
@@ -217,7 +220,8 @@ NB_MODULE(_sm90, m) {
       "    after `tensors`, and adds what the bytes have there.\n"
       "  minima: (position, elements) of those of the epilogue's tensors, of floats, that get\n"
       "    -infinity before the kernel.\n"
-      "  discards_out: a LinkedKernel stores out into one row, again and again.\n\n"
+      "  discards_out: a LinkedKernel stores out into one row, again and again.\n"
+      "  adds_to_out: out += d instead of out = d, for kernels that can.\n\n"
       "Raises:\n"
       "  ValueError: the kernel cannot compute the problem, or an argument is out of range.");
   stoneware::driver::BindLaunches(plan);

@@ -20,11 +20,23 @@ __device__ unsigned Pack(float low, float high) {
   return pair;
 }
 
-// The value of 16 bits.
+// How an element of d is read: its bits, or the number.
 template <DType kOut>
-__device__ float Unpack(unsigned short bits) {
-  static_assert(kOut == DType::kBF16 || kOut == DType::kFP16);
-  if constexpr (kOut == DType::kBF16) {
+struct Element {
+  using Bits = unsigned short;
+};
+
+template <>
+struct Element<DType::kFP32> {
+  using Bits = float;
+};
+
+// The value of an element.
+template <DType kOut>
+__device__ float Unpack(typename Element<kOut>::Bits bits) {
+  if constexpr (kOut == DType::kFP32) {
+    return bits;
+  } else if constexpr (kOut == DType::kBF16) {
     return __uint_as_float(static_cast<unsigned>(bits) << 16);
   } else {
     float value;

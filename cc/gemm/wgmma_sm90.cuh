@@ -3,7 +3,8 @@
 //   sums[64, n] = scale_d * sums[64, n] + a[64, k] * b[n, k]^T,   k = 32 bytes
 //
 //   a, b      fp8 (e4m3 and e5m2, also mixed), bf16 or fp16; k runs fastest, in swizzle atoms of 8
-//             rows x 128 bytes, as TMA writes them
+//             rows x 128 bytes, as TMA writes them. Of bf16 the rows may run fastest: an atom is 8
+//             of k x 64 rows
 //   sums      fp32, n / 2 in each of 128 threads: of each 64 x 8 block, at 4 * block, columns
 //             2 * (lane % 4) and the next of row 16 * warp + lane / 4, then of the row 8 later (PTX
 //             ISA, "wgmma: Register Fragments and Shared Memory Matrix Layouts", accumulator D)
@@ -50,14 +51,23 @@ __device__ __forceinline__ void FenceSums(float (&sums)[kSteps][kSums]) {
   }
 }
 
-// Where an operand is in shared memory (PTX ISA, "Matrix Descriptor Format"): rows of 128 bytes
+// Where an operand is in shared memory (PTX ISA, "Matrix Descriptor Format"): lines of 128 bytes
 // with the 128-byte swizzle, from a multiple of 1024 bytes on. Addresses and offsets count 16
-// bytes.
-__device__ __forceinline__ std::uint64_t OperandDescriptor(const void* shared) {
-  constexpr std::uint64_t kLeadingOffset = std::uint64_t{1} << 16;  // means nothing with a swizzle
-  constexpr std::uint64_t kRowsOffset = std::uint64_t{8 * 128 / 16} << 32;  // to the next 8 rows
+// bytes. If the rows run fastest, 64 of them have 64 of k, line after line, then come the next 64.
+__device__ __forceinline__ std::uint64_t OperandDescriptor(const void* shared,
+                                                           bool rows_are_contiguous = false) {
+  // To the next 64 rows; if k runs fastest it means nothing.
+  const std::uint64_t leading_offset = std::uint64_t{rows_are_contiguous ? 64u * 128 / 16 : 1u}
+                                       << 16;
+  constexpr std::uint64_t kLinesOffset = std::uint64_t{8 * 128 / 16} << 32;  // to the next 8 lines
   constexpr std::uint64_t kSwizzle = std::uint64_t{1} << 62;
-  return (SharedAddress(shared) >> 4 & 0x3fff) | kLeadingOffset | kRowsOffset | kSwizzle;
+  return (SharedAddress(shared) >> 4 & 0x3fff) | leading_offset | kLinesOffset | kSwizzle;
+}
+
+// From one wgmma's operand to the next along k, as a descriptor counts: within the lines, or 16 of
+// them (of 16-bit elements).
+constexpr int WgmmaOffset(bool rows_are_contiguous) {
+  return rows_are_contiguous ? 16 * 128 / kDescriptorBytes : kWgmmaBytes / kDescriptorBytes;
 }
 
 // The descriptor of what lies `offset` * 16 bytes later. The sum does not leave the address's half,
@@ -74,9 +84,10 @@ __device__ __forceinline__ std::uint64_t Advance(std::uint64_t descriptor, int o
   return to.whole;
 }
 
-// Wgmma<kA, kB, kColumns>::Multiply(sums, a, b, scale_d): one wgmma with kColumns columns; a and b
-// are matrix descriptors, scale_d is 0 or 1.
-template <DType kA, DType kB, int kColumns>
+// Wgmma<kA, kB, kColumns, ...>::Multiply(sums, a, b, scale_d): one wgmma with kColumns columns; a
+// and b are matrix descriptors, scale_d is 0 or 1. The last two say whether the rows of a, and the
+// columns of b, run fastest.
+template <DType kA, DType kB, int kColumns, bool kRowsOfA = false, bool kColumnsOfB = false>
 struct Wgmma;
 
 // The first N registers of an instruction. One with 8 more columns has four more.
@@ -149,8 +160,8 @@ struct Wgmma;
 #define STONEWARE_SUMS_128 STONEWARE_SUMS_124, STONEWARE_SUMS_AT(124)
 
 // `kind` is the instruction's name from the columns on, `factors` what follows scale_d: the signs
-// of a and b and, of 16 bits, that both are K-major. Operand `registers` is a, the first one after
-// the registers; then come b and scale_d.
+// of a and b and, of 16 bits, whether they are not K-major. Operand `registers` is a, the first one
+// after the registers; then come b and scale_d.
 #define STONEWARE_WGMMA_OF(columns, registers, b_operand, scale, kind, factors)              \
   asm volatile(                                                                              \
       "{\n"                                                                                  \
@@ -164,13 +175,18 @@ struct Wgmma;
       : STONEWARE_SUMS_##registers                                                           \
       : "l"(a), "l"(b), "r"(scale_d))
 
+#define STONEWARE_WGMMA_BF16(columns, registers, b_operand, scale, majors) \
+  STONEWARE_WGMMA_OF(columns, registers, b_operand, scale, "k16.f32.bf16.bf16", "1, 1, " majors)
+
 #define STONEWARE_WGMMA(columns, registers, b_operand, scale)                                      \
-  template <DType kA, DType kB>                                                                    \
-  struct Wgmma<kA, kB, columns> {                                                                  \
+  template <DType kA, DType kB, bool kRowsOfA, bool kColumnsOfB>                                   \
+  struct Wgmma<kA, kB, columns, kRowsOfA, kColumnsOfB> {                                           \
     static __device__ __forceinline__ void Multiply(float (&sums)[registers], std::uint64_t a,     \
                                                     std::uint64_t b, int scale_d) {                \
       constexpr bool kIsE4M3[2] = {kA == DType::kE4M3, kB == DType::kE4M3};                        \
       constexpr bool kIsE5M2[2] = {kA == DType::kE5M2, kB == DType::kE5M2};                        \
+      constexpr bool kIsPlain = !kRowsOfA && !kColumnsOfB;                                         \
+      static_assert(kIsPlain || kA == DType::kBF16, "others have k fastest");                      \
       if constexpr (kIsE4M3[0] && kIsE4M3[1]) {                                                    \
         STONEWARE_WGMMA_OF(columns, registers, b_operand, scale, "k32.f32.e4m3.e4m3", "1, 1");     \
       } else if constexpr (kIsE4M3[0] && kIsE5M2[1]) {                                             \
@@ -181,8 +197,15 @@ struct Wgmma;
         STONEWARE_WGMMA_OF(columns, registers, b_operand, scale, "k32.f32.e5m2.e5m2", "1, 1");     \
       } else if constexpr (kA == DType::kBF16) {                                                   \
         static_assert(kA == kB, "operands of 16 bits have one dtype");                             \
-        STONEWARE_WGMMA_OF(columns, registers, b_operand, scale, "k16.f32.bf16.bf16",              \
-                           "1, 1, 0, 0");                                                          \
+        if constexpr (kIsPlain) {                                                                  \
+          STONEWARE_WGMMA_BF16(columns, registers, b_operand, scale, "0, 0");                      \
+        } else if constexpr (!kRowsOfA) {                                                          \
+          STONEWARE_WGMMA_BF16(columns, registers, b_operand, scale, "0, 1");                      \
+        } else if constexpr (!kColumnsOfB) {                                                       \
+          STONEWARE_WGMMA_BF16(columns, registers, b_operand, scale, "1, 0");                      \
+        } else {                                                                                   \
+          STONEWARE_WGMMA_BF16(columns, registers, b_operand, scale, "1, 1");                      \
+        }                                                                                          \
       } else {                                                                                     \
         static_assert(kA == DType::kFP16 && kA == kB, "operands of 16 bits have one dtype");       \
         STONEWARE_WGMMA_OF(columns, registers, b_operand, scale, "k16.f32.f16.f16", "1, 1, 0, 0"); \
@@ -224,5 +247,6 @@ STONEWARE_WGMMA(248, 124, 125, 126);
 STONEWARE_WGMMA(256, 128, 129, 130);
 
 #undef STONEWARE_WGMMA
+#undef STONEWARE_WGMMA_BF16
 
 }  // namespace stoneware::gemm::sm90

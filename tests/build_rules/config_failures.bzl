@@ -34,6 +34,43 @@ CONFIG_FAILURES = {
         ),
     },
     "persistent_mm_config": {
+        "layout_dtype": (
+            {"layout": "nn"},
+            ["layout must be \"nt\" except for matmul of bf16", "is \"nn\" for scaled_mm of e4m3", "omit it"],
+        ),
+        "layout_columns": (
+            {
+                "dtype": "bf16",
+                "layout": "nn",
+                "op": "matmul",
+                "stages": 5,
+                "swap_ab": False,
+                "tile": [128, 144, 64],
+                "warp_groups": 2,
+            },
+            ["a multiple of 64 rows of a, or columns of b", "loads 144 with layout \"nn\"", "change the tile"],
+        ),
+        "layout_cluster": (
+            {
+                "cluster": [2, 1, 1],
+                "dtype": "bf16",
+                "layout": "tn",
+                "op": "matmul",
+                "stages": 4,
+                "swap_ab": False,
+                "tile": [128, 192, 64],
+                "warp_groups": 2,
+            },
+            ["a multiple of 64 rows of a, or columns of b", "loads 128 and 96 with layout \"tn\""],
+        ),
+        "fp32_dtype": (
+            {"out": "fp32", "swap_ab": False},
+            ["out must have 16 bits except for matmul of bf16", "fp32 for scaled_mm of e4m3", "change it"],
+        ),
+        "fp32_swap_ab": (
+            {"dtype": "bf16", "op": "matmul", "out": "fp32", "tile": [64, 64, 64]},
+            ["a tile of fp32 must have n in multiples of 32", "swap_ab = True", "change them"],
+        ),
         "wide_block_scales": (
             {"block_scales": True, "stages": 2, "swap_ab": False, "tile": [128, 176, 128], "warp_groups": 2},
             ["at most two scales of b, one for 128 columns", "tile n is 176", "take at most 128"],

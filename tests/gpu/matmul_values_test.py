@@ -221,6 +221,35 @@ def test_public_call_agrees_with_float64(dtype, layout, backend, device):
     assert comparison.is_right, str(comparison)
 
 
+@pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
+@pytest.mark.parametrize("out_dtype", [torch.float32, torch.bfloat16])
+def test_products_are_added_to_out(out_dtype, layout, device):
+    """Once, whatever computes them: each tile, tails and splits included. Rows between those of out stay."""
+    problem = Problem.dense(m=200, n=264, k=1032, out_dtype=DTYPE_NAMES[out_dtype], layout=layout)
+    accumulating = dataclasses.replace(problem, ldd=problem.ldd + 32, accumulates=True)
+    configs = [
+        config
+        for backend in api.OPERATION.backends.values()
+        if backend.supports(accumulating, device) is None
+        for config in backend.configs(accumulating, device)
+    ]
+    fitting = {
+        kernel.config["layout"] for kernel in KERNELS if "splitk" in kernel.id and kernel.config["out"] == "fp32"
+    }
+    assert {"vendor", "reference"} <= {config.backend for config in configs}
+    assert ("sm90" in {config.backend for config in configs}) == (out_dtype == torch.float32 and layout in fitting)
+    tensors = operands.make(problem, "cuda")
+    before = torch.randn(200, 296, device="cuda", dtype=out_dtype)
+    expected = before[:, :264].double() + tensors.a.double() @ tensors.b.double()
+    for config in configs:
+        base = before.clone()
+        out = base[:, :264]
+        assert stoneware.matmul(tensors.a, tensors.b, out=out, accumulate=True, config=config) is out
+        error = torch.linalg.norm(out.double() - expected) / torch.linalg.norm(expected)
+        assert error < tolerance.on_gpu("bf16", DTYPE_NAMES[out_dtype], 1032), config
+        assert torch.equal(base[:, 264:], before[:, 264:]), config
+
+
 def test_sizes_that_no_kernel_of_ours_takes_fall_to_the_vendor(device):
     problem = Problem.dense(m=3, n=7, k=5)
     tensors = operands.make(problem, "cuda")

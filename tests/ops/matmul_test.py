@@ -201,6 +201,57 @@ ARRANGEMENTS = {
 }
 
 
+@pytest.mark.parametrize("out_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("m", [0, 1, 33])
+@pytest.mark.parametrize("k", [0, 129])
+def test_products_are_added_to_out_and_rounded_once(m, k, out_dtype):
+    a, b = torch.randn(m, k).bfloat16(), torch.randn(k, 40).bfloat16()
+    before = torch.randn(m, 40).to(out_dtype)
+    out = before.clone()
+    assert sw.matmul(a, b, out=out, accumulate=True) is out
+    assert torch.equal(out, (before.float() + a.float() @ b.float()).to(out_dtype))
+    # Neither a plan that overwrites nor one that adds answers for the other.
+    sw.matmul(a, b, out=out)
+    sw.matmul(a, b, out=out, accumulate=True)
+    single = (a.float() @ b.float()).to(out_dtype)
+    assert torch.equal(out, (single.float() + a.float() @ b.float()).to(out_dtype))
+
+
+def test_products_are_added_to_a_transposed_out():
+    a, b = torch.randn(24, 16).bfloat16(), torch.randn(16, 40).bfloat16()
+    before = torch.randn(40, 24)
+    out = before.clone()
+    sw.matmul(a, b, out=out.t(), accumulate=True)
+    assert torch.allclose(out, before + (a.float() @ b.float()).t())
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, "has no out; pass out"),
+        ({"out": torch.zeros(4, 8), "bias": torch.zeros(8)}, "has a bias"),
+        ({"epilogue": lambda acc: acc}, "has no out; pass out"),
+    ],
+    ids=["no out", "bias", "epilogue"],
+)
+def test_adding_needs_an_out_and_no_bias(options, reason):
+    a, b = torch.randn(4, 16).bfloat16(), torch.randn(16, 8).bfloat16()
+    with pytest.raises(ValueError, match=rf"accumulate=True must have an out .*{reason}"):
+        sw.matmul(a, b, accumulate=True, **options)
+
+
+def test_what_adds_is_measured_as_what_overwrites():
+    adding = Problem.dense(m=16, n=64, k=64, out_dtype="fp32", layout="tn")
+    adding = replace(adding, accumulates=True)
+    assert adding.representative == replace(adding, accumulates=False)
+    assert adding.key == adding.representative.key
+    assert sm90.BACKEND.fields(adding)["adds_to_out"]
+    configs = [config.kernel for config in sm90.BACKEND.configs(adding, H200)]
+    assert configs and not any("cooperative" in kernel for kernel in configs)
+    narrow = replace(Problem.dense(m=16, n=64, k=64), accumulates=True)
+    assert "add to an out of float32" in sm90.BACKEND.supports(narrow, H200)
+
+
 @pytest.mark.parametrize("name", ARRANGEMENTS)
 def test_operands_stay_in_place_where_strides_allow(name):
     make, fields, copies = ARRANGEMENTS[name]

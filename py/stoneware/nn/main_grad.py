@@ -115,9 +115,7 @@ def _add_matmul(main_grad: torch.Tensor, gradient: torch.Tensor, x: torch.Tensor
     """main_grad += gradient^T @ x, of the rows of both."""
     rows = [matrix.reshape(-1, matrix.shape[-1]) for matrix in (gradient, x)]
     gradient, x = (matrix if matrix.dtype in BITS_16 else matrix.bfloat16() for matrix in rows)
-    if main_grad.dtype == gradient.dtype:
-        main_grad.addmm_(gradient.t(), x)
-    elif main_grad.is_cuda and main_grad.dtype == torch.float32:
-        torch.addmm(main_grad, gradient.t(), x, out_dtype=torch.float32, out=main_grad)
+    if main_grad.dtype in (gradient.dtype, torch.float32):
+        matmul(gradient.t(), x, out=main_grad, accumulate=True)
     else:
         main_grad += matmul(gradient.t(), x, out_dtype=torch.float32)

@@ -234,7 +234,7 @@ class Matmul(Op):
     def call(self, dtype: torch.dtype, *inputs: Any) -> tuple[Sequence[Any], Sequence[Any]]:
         """The tensors of a call of the op, without out, and its other arguments."""
         a, b, _, bias = self.arguments(*(*inputs, None))
-        return (a, b, bias), (dtype, None, None)
+        return (a, b, bias), (dtype, False, None, None)
 
     def direct(self, dtype: torch.dtype, plan: Any, shape: Sequence[int]) -> Callable[..., Any] | None:
         return _TORCH_MATMULS[self.layout] if dtype != torch.float32 and is_torch_plan(plan) else None

@@ -9,7 +9,7 @@ from stoneware.kernels.config import Config
 from stoneware.kernels.key import LAYOUTS, Key
 from stoneware.kernels.manifest import Manifest
 from stoneware.kernels.tile_rule import by_tile_m
-from stoneware.specs.matmul_problem import DTYPES, OP, Problem
+from stoneware.specs.matmul_problem import DTYPES, OP, WIDE_DTYPE, Problem
 from stoneware.specs.op_spec import SHAPE_FORM, OpSpec
 from stoneware.specs.scaled_mm import M_VALUES, WEIGHTS
 
@@ -30,15 +30,18 @@ def preferred(key: Key, compute_capability: tuple[int, int], manifest: Manifest)
 
 def _problems(sizes: Sequence[int], *, out_dtypes: Sequence[str], layouts: Sequence[str]) -> Iterator[Problem]:
     *batch, m, n, k = sizes
-    for dtype in out_dtypes:
+    for out_dtype in out_dtypes:
+        dtype = "bf16" if out_dtype == WIDE_DTYPE else out_dtype
         for layout in layouts:
-            yield Problem.dense(m=m, n=n, k=k, dtype=dtype, layout=layout, batch=batch[0] if batch else 1)
+            yield Problem.dense(
+                m=m, n=n, k=k, dtype=dtype, out_dtype=out_dtype, layout=layout, batch=batch[0] if batch else 1
+            )
 
 
 SPEC = OpSpec(
     name=OP,
     inputs={"a": "Tensor", "b": "Tensor", "bias": "Tensor?"},
-    arguments=(("out_dtype", "ScalarType?"),),
+    arguments=(("out_dtype", "ScalarType?"), ("accumulate", "bool")),
     must_be_aligned=False,  # the vendor library takes unaligned tensors
     problem=Problem,
     make_problem=Problem.dense,
@@ -52,6 +55,6 @@ SPEC = OpSpec(
     forms={3: SHAPE_FORM, 4: "BxMxNxK, a batch of B matmuls, such as 128x16x512x128"},
     layers=WEIGHTS,
     m_values=lambda sizes: M_VALUES,
-    choices={"out_dtypes": DTYPES, "layouts": LAYOUTS},
+    choices={"out_dtypes": (*DTYPES, WIDE_DTYPE), "layouts": LAYOUTS},
     problems=_problems,
 )

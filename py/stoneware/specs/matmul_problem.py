@@ -1,6 +1,6 @@
 """A bf16 or fp16 matmul as plain values: the description of a call for look-up, backends and explain.
 
-    d[i, m, n] = a[i, m, k] @ b[i, k, n] + bias[n]     for each i of the batch
+    d[i, m, n] = a[i, m, k] @ b[i, k, n] + bias[n]     for each i of the batch; or d += a @ b
 
 Leading dimensions and strides count elements. Imports without torch, so that the build and `explain`
 can use it.
@@ -8,6 +8,7 @@ can use it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from stoneware.kernels.key import LAYOUTS
@@ -31,6 +32,8 @@ class Problem(AnyProblem):
       out_dtype: the same, or "fp32".
       layout: of a and b, "n" for row-major and "t" for column-major; "nt" is a @ weight.t().
       has_bias: whether a bias of n elements of out_dtype is added to each row.
+      accumulates: whether the products are added to d; only without a bias. It is no part of the key: the time is
+        that of a matmul that overwrites d.
       lda, ldb: stride of the operand's outer dimension: of rows for "n", of columns for "t".
       ldd: stride of the rows of d, which is row-major.
       is_aligned: whether the pointers of a, b and d are multiples of 16 bytes.
@@ -53,6 +56,7 @@ class Problem(AnyProblem):
     out_dtype: str = "bf16"
     layout: str = "nt"
     has_bias: bool = False
+    accumulates: bool = False
     is_aligned: bool = True
     batch: int = 1
     batch_stride_a: int = 0
@@ -110,9 +114,10 @@ class Problem(AnyProblem):
 
     @property
     def representative(self) -> Problem:
-        """A batch of dense tensors, whatever the strides of this one; a single matmul represents itself."""
+        """A batch of dense tensors, whatever the strides of this one; a single matmul that overwrites d represents
+        itself."""
         if self.batch == 1:
-            return self
+            return replace(self, accumulates=False) if self.accumulates else self
         return Problem.dense(
             m=self.m,
             n=self.n,
@@ -138,4 +143,5 @@ class Problem(AnyProblem):
             + f"m={self.m} n={self.n} k={self.k} {self.a_dtype} {self.layout}"
             + (f" -> {self.out_dtype}" if self.out_dtype != self.a_dtype else "")
             + (", bias" if self.has_bias else "")
+            + (", added to out" if self.accumulates else "")
         )

@@ -31,6 +31,7 @@ def matmul(
     inputs: Sequence[torch.Tensor] = (),
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    accumulate: bool = False,
     backend: str | None = None,
     config: Config | None = None,
 ) -> torch.Tensor:
@@ -58,6 +59,8 @@ def matmul(
         undefined.
       out_dtype: the result's dtype: the operands' or torch.float32; None takes out's, or the
         operands' without out.
+      accumulate: out += a @ b instead of out = a @ b. Needs out, and no bias. The sum is rounded once, to
+        out's dtype.
       backend: run this backend only: "sm90", "triton_aot", "vendor" or "reference".
       config: run this config; None takes what `stoneware.explain` shows. Not for gradients.
 
@@ -77,11 +80,13 @@ def matmul(
     if epilogue is not None:
         from stoneware.ops import fused
 
-        result: torch.Tensor = fused.call(_PLANS, epilogue, inputs, a, b, bias, out, out_dtype, backend, config)
+        result: torch.Tensor = fused.call(
+            _PLANS, epilogue, inputs, a, b, bias, out, out_dtype, accumulate, backend, config
+        )
         return result
     if _is_compiling():
-        return _traced(a, b, bias, out, out_dtype, backend, config)
-    return _PLANS.call(a, b, bias, out, out_dtype, backend, config)
+        return _traced(a, b, bias, out, out_dtype, accumulate, backend, config)
+    return _PLANS.call(a, b, bias, out, out_dtype, accumulate, backend, config)
 
 
 class _Plans(OpPlans):

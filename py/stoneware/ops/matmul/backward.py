@@ -26,6 +26,7 @@ def rule(
     bias: torch.Tensor | None,
     out: None,
     out_dtype: torch.dtype | None,
+    accumulate: bool,
     backend: str | None,
     config: object,
 ) -> tuple[Tensors, Gradients]:
@@ -78,7 +79,7 @@ def _gradient(
     """left @ right as the gradient of an operand of this layout and shape; for "t" transposed."""
     batch, operand_batch = batch_of(left.shape, right.shape), tuple(shape[:-2])
     out_dtype = None if batch == operand_batch else torch.float32
-    result = call_of(SPEC)(left, right, None, None, out_dtype, backend, None)
+    result = call_of(SPEC)(left, right, None, None, out_dtype, False, backend, None)
     if batch != operand_batch:
         result = result.sum_to_size(*operand_batch, *result.shape[-2:]).to(left.dtype)
     if layout == "t":

@@ -22,9 +22,22 @@ from stoneware.specs.matmul_problem import DTYPES, WIDE_DTYPE, Problem
 from stoneware.specs.problem import UNIT_BYTES
 
 
-def result(a: torch.Tensor, b: torch.Tensor, *others: Any) -> tuple[tuple[int, ...], torch.dtype]:
+def result(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    accumulate: bool,
+) -> tuple[tuple[int, ...], torch.dtype]:
     """See `OpPlans.checks`."""
-    return _shape(a, b), others[-1] or a.dtype
+    if accumulate and (out is None or bias is not None):
+        raise ValueError(
+            "accumulate=True must have an out to add to, and no bias, but has "
+            + ("no out" if out is None else "a bias")
+            + "; pass out, and add the bias to it"
+        )
+    return _shape(a, b), out_dtype or a.dtype
 
 
 def plan(
@@ -34,9 +47,10 @@ def plan(
     bias: torch.Tensor | None,
     out: torch.Tensor | None,
     out_dtype: torch.dtype | None,
+    accumulate: bool,
 ) -> Plan:
     """See `OpPlans.checks`."""
-    shape = _shape(a, b)
+    shape, _ = result(a, b, bias, out, out_dtype, accumulate)
     dtype = tensor_checks.check_dtype("a", a, DTYPES, "cast it with a.to(torch.bfloat16)")
     tensor_checks.check_dtype("b", b, (dtype,), f"cast it with b.to({a.dtype})")
     allowed = (dtype, WIDE_DTYPE)
@@ -51,7 +65,7 @@ def plan(
     if out is not None:
         tensor_checks.check_out(out, shape, out_dtype, allowed)
     if 0 in (*shape, a.shape[-1]):
-        return _run_without_matmuls
+        return _leave if accumulate else _run_without_matmuls
     pointers = [tensor.data_ptr() for tensor in (a, b, out) if tensor is not None]
     problem, is_transposed, copies = arrangement(
         a,
@@ -62,6 +76,7 @@ def plan(
         b_dtype=dtype,
         out_dtype=DTYPE_NAMES[out_dtype],
         has_bias=bias is not None,
+        accumulates=accumulate,
         is_aligned=not any(pointer % UNIT_BYTES for pointer in pointers),
     )
     plan = make(problem)
@@ -86,6 +101,10 @@ def _with_swapped_operands(plan: Plan) -> Plan:
         plan(b, a, out, bias)
 
     return run
+
+
+def _leave(*tensors: torch.Tensor | None) -> None:
+    """The plan for an empty sum that is added to out."""
 
 
 def _run_without_matmuls(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:

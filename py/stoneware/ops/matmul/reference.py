@@ -17,6 +17,8 @@ def _plan(problem: Problem) -> Plan:
         d = a.float() @ b.float()
         if bias is not None:
             d += bias
+        if problem.accumulates:
+            d += out
         out.copy_(d)
 
     return run

@@ -11,7 +11,7 @@ from stoneware.kernels.manifest import KernelRecord
 from stoneware.kernels.sm90_kernels import TILE_SCHEDULED
 from stoneware.ops.sm90 import Sm90
 from stoneware.specs.matmul import SPEC
-from stoneware.specs.matmul_problem import Problem
+from stoneware.specs.matmul_problem import WIDE_DTYPE, Problem
 from stoneware.specs.problem import UNIT_BYTES, unit
 
 MAX_TMA_STRIDE = 2**39
@@ -25,6 +25,8 @@ class _Sm90(Sm90):
     def refusal(self, problem: Problem, kernels: Sequence[KernelRecord]) -> str | None:
         if (reason := self._why_not_tma(problem)) is not None:
             return reason
+        if problem.accumulates and problem.out_dtype != WIDE_DTYPE:
+            return f"its kernels add to an out of float32, not of {problem.out_dtype}; use another backend"
         if problem.batch > 1 and all(map(split_k.is_splitk_sm90, kernels)):
             return (
                 f"batch={problem.batch} must be 1 for this build's kernels {problem.a_dtype}*"
@@ -58,6 +60,8 @@ class _Sm90(Sm90):
         return None
 
     def fits(self, problem: Problem, kernel: KernelRecord) -> bool:
+        if problem.accumulates and not split_k.is_splitk_sm90(kernel):
+            return False
         if kernel.config["schedule"] in TILE_SCHEDULED:
             return True
         if split_k.is_splitk_sm90(kernel):
@@ -74,7 +78,7 @@ class _Sm90(Sm90):
 
     def fields(self, problem: Problem) -> dict[str, Any]:
         names = ("batch", "batch_stride_a", "batch_stride_b", "batch_stride_d")
-        return {name: getattr(problem, name) for name in names}
+        return {"adds_to_out": problem.accumulates, **{name: getattr(problem, name) for name in names}}
 
 
 BACKEND = _Sm90(SPEC)

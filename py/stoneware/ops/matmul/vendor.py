@@ -1,5 +1,5 @@
-"""Backend of the vendor library: torch.mm and torch.bmm, with a bias torch.addmm and torch.baddbmm; cuBLAS on
-a GPU."""
+"""Backend of the vendor library: torch.mm and torch.bmm, with a bias or added to out torch.addmm and torch.baddbmm;
+cuBLAS on a GPU."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ def _plan(problem: Problem) -> TorchPlan:
     is_batch = problem.batch > 1
     multiply, multiply_add = (torch.bmm, torch.baddbmm) if is_batch else (torch.mm, torch.addmm)
     is_wide = problem.out_dtype != problem.a_dtype
+    wide = {"out_dtype": torch.float32} if is_wide else {}
 
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         if not THREAD.has_context:
             make_current()
         if is_batch or not a.ndim == b.ndim == out.ndim == 2:  # otherwise nothing was folded
             a, b, out = views(a, b, out)
-        if is_wide:
+        if problem.accumulates:
+            multiply_add(out, a, b, out=out, **wide)
+        elif is_wide:
             # torch adds a float32 bias to 16-bit operands only at some sizes. A separate sum in float32 is as
             # accurate.
-            multiply(a, b, out_dtype=torch.float32, out=out)
+            multiply(a, b, out=out, **wide)
             if bias is not None:
                 out += bias
         elif bias is None:
@@ -63,7 +66,7 @@ _OPERANDS_WITH_BIAS = tuple(map(SPEC.plan_order.index, ("bias", "a", "b")))
 
 class _Vendor(TorchBackend):
     def may_have_our_bits(self, problem: Problem) -> bool:
-        return True
+        return not problem.accumulates
 
 
 BACKEND = _Vendor(VENDOR, _plan)
