@@ -9,30 +9,38 @@ load(":tile_rules.bzl", "SCALE_BLOCK", "cluster_rules", "swap_ab_field", "tile_r
 
 _SHARED_HDRS = ["config.h", "epilogue_sm90.h", "fast_divmod.h", "grouped_tiles.h", "persistent_mm_sm90.h"]
 
-_FAMILY = kernel_family(
-    name = "persistent_mm_sm90",
-    template = "PersistentMm",
-    device_hdrs = _SHARED_HDRS + [
-        "persistent_mm_block_sm90.cuh",
-        "persistent_mm_boxes_sm90.cuh",
-        "persistent_mm_groups_sm90.cuh",
-        "persistent_mm_load_sm90.cuh",
-        "persistent_mm_partial_sums_sm90.cuh",
-        "persistent_mm_sm90.cuh",
-        "persistent_mm_store_sm90.cuh",
-        "persistent_mm_sum_sm90.cuh",
-        "ptx_sm90.cuh",
-        "ring_position_sm90.cuh",
-        "transpose_sm90.cuh",
-        "wgmma_sm90.cuh",
-    ],
-    host_hdrs = _SHARED_HDRS + [
-        "epilogue_params.h",
-        "operand_map.h",
-        "persistent_mm_sm90_host.h",
-    ],
-    is_open = True,
-)
+_DEVICE_HDRS = _SHARED_HDRS + [
+    "persistent_mm_block_sm90.cuh",
+    "persistent_mm_boxes_sm90.cuh",
+    "persistent_mm_groups_sm90.cuh",
+    "persistent_mm_load_sm90.cuh",
+    "persistent_mm_partial_sums_sm90.cuh",
+    "persistent_mm_sm90.cuh",
+    "persistent_mm_store_sm90.cuh",
+    "persistent_mm_sum_sm90.cuh",
+    "ptx_sm90.cuh",
+    "ring_position_sm90.cuh",
+    "transpose_sm90.cuh",
+    "wgmma_sm90.cuh",
+]
+
+_HOST_HDRS = _SHARED_HDRS + [
+    "epilogue_params.h",
+    "operand_map.h",
+    "persistent_mm_sm90_host.h",
+]
+
+# Gradients of weights, and sums that may be added to out, have no epilogue.
+_OPEN, _CLOSED = [
+    kernel_family(
+        name = "persistent_mm_sm90",
+        template = "PersistentMm",
+        device_hdrs = _DEVICE_HDRS,
+        host_hdrs = _HOST_HDRS,
+        is_open = is_open,
+    )
+    for is_open in [True, False]
+]
 
 _OPERAND_BYTES = {"bf16": 2, "e4m3": 1, "e5m2": 1, "fp16": 2}
 _OUT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -427,7 +435,7 @@ def _kernel(config):
     if config.shares == "columns":
         json_fields["shares"] = "columns"
     return kernel_config(
-        family = _FAMILY,
+        family = _CLOSED if config.out == "fp32" or config.layout == "tn" else _OPEN,
         id = join(
             config.op,
             "block" if config.block_scales else "",

@@ -207,7 +207,7 @@ def norm_after(a, w):
 
     def call(a, w, r):
         y = torch.ops.stoneware.matmul_epilogue(
-            *(a, w.t(), None, [r], None, '[1,[["mul.Tensor",["%0","%1"],{}]],[[2,"full","bfloat16"]]]')
+            *(a, w.t(), None, [r], None, False, '[1,[["mul.Tensor",["%0","%1"],{}]],[[2,"full","bfloat16"]]]')
         )
         return functional.layer_norm(y[0], (N,))
 
@@ -270,6 +270,6 @@ def test_an_operator_passes_torch_s_own_checks():
     text = f'[1,{steps},[[2,"full","bfloat16"],[3,"row_max","float32"]]]'
     torch.library.opcheck(
         fusion.OPERATORS["matmul"],
-        (a, w.t(), None, [normal(M, N)], None, text),
+        (a, w.t(), None, [normal(M, N)], None, False, text),
         test_utils=["test_schema", "test_faketensor"],
     )

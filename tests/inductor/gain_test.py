@@ -28,7 +28,9 @@ def empty(*shape, dtype=torch.bfloat16):
 
 
 def saved_us(m, n, k, saved_bytes, out_dtype=None):
-    return gain.saved_us("matmul", (empty(m, k), empty(n, k).t(), None), (out_dtype,), CUDA, saved_bytes=saved_bytes)
+    return gain.saved_us(
+        "matmul", (empty(m, k), empty(n, k).t(), None), (out_dtype, False), CUDA, saved_bytes=saved_bytes
+    )
 
 
 @pytest.mark.parametrize("out_dtype", [None, torch.float32])
@@ -47,12 +49,12 @@ def test_fp8_with_a_bias_is_predicted():
 
 def test_a_float32_bias_which_no_open_kernel_has_is_not_predicted():
     a, b, bias = empty(64, 512), empty(4096, 512).t(), empty(4096, dtype=torch.float32)
-    assert isinstance(gain.saved_us("matmul", (a, b, None), (torch.float32,), CUDA, saved_bytes=0), float)
-    assert gain.saved_us("matmul", (a, b, bias), (torch.float32,), CUDA, saved_bytes=0) is None
+    assert isinstance(gain.saved_us("matmul", (a, b, None), (torch.float32, False), CUDA, saved_bytes=0), float)
+    assert gain.saved_us("matmul", (a, b, bias), (torch.float32, False), CUDA, saved_bytes=0) is None
 
 
 def test_what_cannot_be_fused_is_not_predicted():
     assert saved_us(64, 4096, 4099, 0) is None
     batch = empty(4, 64, 512), empty(4, 512, 64), None
-    assert gain.saved_us("matmul", batch, (None,), CUDA, saved_bytes=0) is None
-    assert gain.saved_us("matmul", batch, (None,), torch.device("cpu"), saved_bytes=0) is None
+    assert gain.saved_us("matmul", batch, (None, False), CUDA, saved_bytes=0) is None
+    assert gain.saved_us("matmul", batch, (None, False), torch.device("cpu"), saved_bytes=0) is None

@@ -103,7 +103,7 @@ def test_the_forward_call_refuses_whatever_its_way(way):
         if way == "eager":
             run(x, w)
         elif way == "operator":
-            torch.ops.stoneware.matmul(x, w.t(), None, None, None, None)
+            torch.ops.stoneware.matmul(x, w.t(), None, None, False, None, None)
         elif way == "torch.func":
             torch.func.grad(lambda w: run(x, w).sum())(w.detach())
         else:

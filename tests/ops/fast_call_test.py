@@ -46,7 +46,7 @@ def test_known_matmul_is_a_hit(monkeypatch):
     for _ in range(3):
         a, b = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16()
         bias = torch.randn(N).bfloat16()
-        assert torch.equal(sw.matmul(a, b, bias), type(fresh)().run(a, b, bias, None, None, None, None))
+        assert torch.equal(sw.matmul(a, b, bias), type(fresh)().run(a, b, bias, None, None, False, None, None))
     assert counts(fresh) == (2, 1, 0)
 
 
@@ -241,7 +241,7 @@ def test_tangents_are_refused_by_every_op_and_operator(monkeypatch, op, has_modu
         tensors, name, objects = [x.a, x.b, x.scale_a, x.scale_b, None], "scale_a", (torch.bfloat16, True, None, None)
         position = 2
     else:
-        position, name, objects = 0, "a", (None, None, None)
+        position, name, objects = 0, "a", (None, *([False] if op == "matmul" else []), None, None)
         tensors = (
             [a, b, None]
             if op == "matmul"

@@ -230,7 +230,7 @@ def test_out_and_tangents_are_refused(monkeypatch, has_module):
     with pytest.raises(ForwardOnlyError, match=rule):
         sw.matmul(a, b, out=out)
     with pytest.raises(ForwardOnlyError, match=rule):
-        torch.ops.stoneware.matmul_out(a, b, None, out, None, None, None)
+        torch.ops.stoneware.matmul_out(a, b, None, out, None, False, None, None)
     with pytest.raises(ForwardOnlyError, match="out requires a gradient"):
         sw.matmul(a.detach(), b, out=torch.empty(8, 16).bfloat16().requires_grad_())
     with torch.no_grad():
@@ -285,7 +285,7 @@ def test_operator_passes_torch_s_own_checks_with_gradients():
     for shapes in (((32, 24), (24, 40)), ((2, 3, 24), (24, 8)), ((2, 3, 24), (2, 24, 8))):
         a, b = (torch.randn(shape).bfloat16().requires_grad_() for shape in shapes)
         bias = torch.randn(b.shape[-1]).bfloat16().requires_grad_()
-        torch.library.opcheck(torch.ops.stoneware.matmul, (a, b, bias, None, "reference", None))
+        torch.library.opcheck(torch.ops.stoneware.matmul, (a, b, bias, None, False, "reference", None))
 
 
 def test_transforms_of_torch_func_give_gradients_of_every_order():

@@ -217,12 +217,22 @@ def test_products_are_added_to_out_and_rounded_once(m, k, out_dtype):
     assert torch.equal(out, (single.float() + a.float() @ b.float()).to(out_dtype))
 
 
-def test_products_are_added_to_a_transposed_out():
-    a, b = torch.randn(24, 16).bfloat16(), torch.randn(16, 40).bfloat16()
-    before = torch.randn(40, 24)
+def test_products_with_a_vector_are_added_to_out():
+    a, v = torch.randn(24, 16).bfloat16(), torch.randn(16).bfloat16()
+    before = torch.randn(24)
     out = before.clone()
-    sw.matmul(a, b, out=out.t(), accumulate=True)
-    assert torch.allclose(out, before + (a.float() @ b.float()).t())
+    sw.matmul(a, v, out=out, accumulate=True)
+    assert torch.allclose(out, before + a.float() @ v.float(), atol=1e-5)
+
+
+def test_products_are_added_to_out_in_a_graph():
+    a, b, before = torch.randn(24, 16).bfloat16(), torch.randn(16, 8).bfloat16(), torch.randn(24, 8)
+    out = before.clone()
+    added = torch.compile(
+        lambda a, b, out: sw.matmul(a, b, out=out, accumulate=True), backend="aot_eager", fullgraph=True
+    )
+    added(a, b, out)
+    assert torch.equal(out, before + a.float() @ b.float())
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,8 @@ def tune(
     ] = None,
     scales: Annotated[str, typer.Option(help="Scale layouts, for scaled_mm.")] = "row,tensor",
     out_dtypes: Annotated[
-        str, typer.Option(help="Output dtypes: bf16, fp16. For matmul also the dtypes of a and b.")
+        str,
+        typer.Option(help="Output dtypes: bf16, fp16, fp32. For matmul also the dtypes of a and b; bf16 with fp32."),
     ] = "bf16",
     layouts: Annotated[str, typer.Option(help="Layouts of a and b, for matmul.")] = "nt",
     dtypes: Annotated[str, typer.Option(help="Dtypes of a and b, for grouped_mm.")] = "e4m3,bf16",

@@ -8,7 +8,6 @@ each call.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 

@@ -21,7 +21,7 @@ def _plan(problem: Problem) -> TorchPlan:
     is_batch = problem.batch > 1
     multiply, multiply_add = (torch.bmm, torch.baddbmm) if is_batch else (torch.mm, torch.addmm)
     is_wide = problem.out_dtype != problem.a_dtype
-    wide = {"out_dtype": torch.float32} if is_wide else {}
+    wide: dict[str, Any] = {"out_dtype": torch.float32} if is_wide else {}
 
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         if not THREAD.has_context:
