@@ -226,7 +226,7 @@ def test_public_call_agrees_with_float64(dtype, layout, backend, device):
 def test_products_are_added_to_out(out_dtype, layout, device):
     """Once, whatever computes them: each tile, tails and splits included. Rows between those of out stay."""
     problem = Problem.dense(m=200, n=264, k=1032, out_dtype=DTYPE_NAMES[out_dtype], layout=layout)
-    accumulating = dataclasses.replace(problem, ldd=problem.ldd + 32, accumulates=True)
+    accumulating = dataclasses.replace(problem, ldd=problem.ldd + 32, accumulate=True)
     configs = [
         config
         for backend in api.OPERATION.backends.values()

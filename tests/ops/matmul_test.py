@@ -252,13 +252,13 @@ def test_adding_needs_an_out_and_no_bias(options, reason):
 
 def test_what_adds_is_measured_as_what_overwrites():
     adding = Problem.dense(m=16, n=64, k=64, out_dtype="fp32", layout="tn")
-    adding = replace(adding, accumulates=True)
-    assert adding.representative == replace(adding, accumulates=False)
+    adding = replace(adding, accumulate=True)
+    assert adding.representative == replace(adding, accumulate=False)
     assert adding.key == adding.representative.key
     assert sm90.BACKEND.fields(adding)["adds_to_out"]
     configs = [config.kernel for config in sm90.BACKEND.configs(adding, H200)]
     assert configs and not any("cooperative" in kernel for kernel in configs)
-    narrow = replace(Problem.dense(m=16, n=64, k=64), accumulates=True)
+    narrow = replace(Problem.dense(m=16, n=64, k=64), accumulate=True)
     assert "add to an out of float32" in sm90.BACKEND.supports(narrow, H200)
 
 

@@ -39,7 +39,7 @@ class TritonAot(Backend):
         reason = aot_kernels.why_unusable(problem.key, device)
         if reason is not None:
             return reason
-        if getattr(problem, "accumulates", False):
+        if getattr(problem, "accumulate", False):
             return f"{self.name} has no kernel that adds to out; leave out accumulate"
         if getattr(problem, "batch", 1) != 1:
             return f"batch={problem.batch} must be 1 for {self.name}, whose kernels compute one matmul"

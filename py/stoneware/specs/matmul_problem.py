@@ -32,7 +32,7 @@ class Problem(AnyProblem):
       out_dtype: the same, or "fp32".
       layout: of a and b, "n" for row-major and "t" for column-major; "nt" is a @ weight.t().
       has_bias: whether a bias of n elements of out_dtype is added to each row.
-      accumulates: whether the products are added to d; only without a bias. It is no part of the key: the time is
+      accumulate: whether the products are added to d; only without a bias. It is no part of the key: the time is
         that of a matmul that overwrites d.
       lda, ldb: stride of the operand's outer dimension: of rows for "n", of columns for "t".
       ldd: stride of the rows of d, which is row-major.
@@ -56,7 +56,7 @@ class Problem(AnyProblem):
     out_dtype: str = "bf16"
     layout: str = "nt"
     has_bias: bool = False
-    accumulates: bool = False
+    accumulate: bool = False
     is_aligned: bool = True
     batch: int = 1
     batch_stride_a: int = 0
@@ -117,7 +117,7 @@ class Problem(AnyProblem):
         """A batch of dense tensors, whatever the strides of this one; a single matmul that overwrites d represents
         itself."""
         if self.batch == 1:
-            return replace(self, accumulates=False) if self.accumulates else self
+            return replace(self, accumulate=False) if self.accumulate else self
         return Problem.dense(
             m=self.m,
             n=self.n,
@@ -143,5 +143,5 @@ class Problem(AnyProblem):
             + f"m={self.m} n={self.n} k={self.k} {self.a_dtype} {self.layout}"
             + (f" -> {self.out_dtype}" if self.out_dtype != self.a_dtype else "")
             + (", bias" if self.has_bias else "")
-            + (", added to out" if self.accumulates else "")
+            + (", added to out" if self.accumulate else "")
         )

@@ -75,7 +75,7 @@ def plan(
         b_dtype=dtype,
         out_dtype=DTYPE_NAMES[out_dtype],
         has_bias=bias is not None,
-        accumulates=accumulate,
+        accumulate=accumulate,
         is_aligned=not any(pointer % UNIT_BYTES for pointer in pointers),
     )
     plan = make(problem)

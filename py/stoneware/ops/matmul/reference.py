@@ -17,7 +17,7 @@ def _plan(problem: Problem) -> Plan:
         d = a.float() @ b.float()
         if bias is not None:
             d += bias
-        if problem.accumulates:
+        if problem.accumulate:
             d += out
         out.copy_(d)
 

@@ -25,7 +25,7 @@ class _Sm90(Sm90):
     def refusal(self, problem: Problem, kernels: Sequence[KernelRecord]) -> str | None:
         if (reason := self._why_not_tma(problem)) is not None:
             return reason
-        if problem.accumulates and problem.out_dtype != WIDE_DTYPE:
+        if problem.accumulate and problem.out_dtype != WIDE_DTYPE:
             return f"its kernels add to an out of float32, not of {problem.out_dtype}; use another backend"
         if problem.batch > 1 and all(map(split_k.is_splitk_sm90, kernels)):
             return (
@@ -60,7 +60,7 @@ class _Sm90(Sm90):
         return None
 
     def fits(self, problem: Problem, kernel: KernelRecord) -> bool:
-        if problem.accumulates and not split_k.is_splitk_sm90(kernel):
+        if problem.accumulate and not split_k.is_splitk_sm90(kernel):
             return False
         if kernel.config["schedule"] in TILE_SCHEDULED:
             return True
@@ -78,7 +78,7 @@ class _Sm90(Sm90):
 
     def fields(self, problem: Problem) -> dict[str, Any]:
         names = ("batch", "batch_stride_a", "batch_stride_b", "batch_stride_d")
-        return {"adds_to_out": problem.accumulates, **{name: getattr(problem, name) for name in names}}
+        return {"adds_to_out": problem.accumulate, **{name: getattr(problem, name) for name in names}}
 
 
 BACKEND = _Sm90(SPEC)

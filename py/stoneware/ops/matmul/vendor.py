@@ -28,7 +28,7 @@ def _plan(problem: Problem) -> TorchPlan:
             make_current()
         if is_batch or not a.ndim == b.ndim == out.ndim == 2:  # otherwise nothing was folded
             a, b, out = views(a, b, out)
-        if problem.accumulates:
+        if problem.accumulate:
             multiply_add(out, a, b, out=out, **wide)
         elif is_wide:
             # torch adds a float32 bias to 16-bit operands only at some sizes. A separate sum in float32 is as
@@ -66,7 +66,7 @@ _OPERANDS_WITH_BIAS = tuple(map(SPEC.plan_order.index, ("bias", "a", "b")))
 
 class _Vendor(TorchBackend):
     def may_have_our_bits(self, problem: Problem) -> bool:
-        return not problem.accumulates
+        return not problem.accumulate
 
 
 BACKEND = _Vendor(VENDOR, _plan)
