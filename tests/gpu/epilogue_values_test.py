@@ -95,7 +95,7 @@ def fused_calls(
 ) -> Any:
     """The calls of an op with an epilogue, which is linked and fused."""
     plans = importlib.import_module(APIS[op])._PLANS
-    objects = {"matmul": (None,), "scaled_mm": (torch.bfloat16, True), "grouped_mm": (None,)}[op]
+    objects = {"matmul": (None, False), "scaled_mm": (torch.bfloat16, True), "grouped_mm": (None,)}[op]
     with sw.tuning("on_miss"):
         calls = fused.calls_of(plans, function, inputs, tensors, (*objects, None, config))
         assert hasattr(calls.plan(*tensors, *inputs), "native_launch"), "it must be fused"

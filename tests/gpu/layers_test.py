@@ -153,7 +153,7 @@ def model_of(recipe, dropout):
 
 
 def steps_of(call, model, batches):
-    """The losses of three steps, each of which accumulate the gradients of all batches."""
+    """The losses of three steps, each of which accumulates the gradients of all batches."""
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True), []
     for _ in range(3):
         for x in batches:
