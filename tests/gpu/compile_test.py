@@ -134,7 +134,9 @@ def test_the_call_after_the_first_runs_one_linked_kernel() -> None:
         compiled(a, w, r)
     [(op, text)] = spy.texts
     tensors = a, w.t(), None
-    calls = fused.calls_of(plans_of(op), parse(text), [r], tensors, (None, *([False] if op == "matmul" else []), None, None))
+    calls = fused.calls_of(
+        plans_of(op), parse(text), [r], tensors, (None, *([False] if op == "matmul" else []), None, None)
+    )
     assert hasattr(calls.plan(*tensors, r), "native_launch")
 
 
