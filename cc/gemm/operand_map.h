@@ -13,7 +13,7 @@ namespace stoneware::gemm {
 
 // Encodes the map of `num_rows` rows of k contiguous elements, in boxes of `box_rows` rows and 128
 // bytes of k, which are a row of the swizzle. With `num_matrices` it has as many of them, and rank
-// 3. Strides are in elements. Of an operand whose rows run fastest, give k as `num_rows`, and its
+// 3. Strides are in elements. An operand whose rows run fastest passes k as `num_rows`, and its
 // rows as `k`.
 inline void EncodeOperandMap(CUtensorMap* map, DType dtype, const void* address, int num_rows,
                              int k, std::int64_t row_stride, int box_rows, int num_matrices = 0,

@@ -98,7 +98,7 @@ _FIELDS = {
     ),
     "out": field(
         one_of("bf16", "fp16", "fp32"),
-        "the dtype of the result; one of fp32, of bf16 operands, may be added to what is there",
+        "the dtype of the result; a result of fp32, of bf16 operands, may be added to out",
     ),
     "layout": field(
         one_of("nt", "nn", "tn"),

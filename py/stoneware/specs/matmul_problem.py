@@ -32,7 +32,7 @@ class Problem(AnyProblem):
       out_dtype: the same, or "fp32".
       layout: of a and b, "n" for row-major and "t" for column-major; "nt" is a @ weight.t().
       has_bias: whether a bias of n elements of out_dtype is added to each row.
-      accumulate: whether the products are added to d; only without a bias. It is no part of the key: the time is
+      accumulate: whether the products are added to d; only without a bias. The key omits it: the time is
         that of a matmul that overwrites d.
       lda, ldb: stride of the operand's outer dimension: of rows for "n", of columns for "t".
       ldd: stride of the rows of d, which is row-major.
