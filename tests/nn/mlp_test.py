@@ -465,7 +465,7 @@ def h200(monkeypatch):
 def calls(m, n, k, out_dtype=torch.bfloat16):
     a, weight = (torch.empty(*shape, dtype=torch.bfloat16) for shape in ((m, k), (n, k)))
     tensors = a, weight.t(), None
-    return fused.calls_of(matmul_api._PLANS, functional.gelu, (), tensors, (out_dtype, None, None)), tensors
+    return fused.calls_of(matmul_api._PLANS, functional.gelu, (), tensors, (out_dtype, False, None, None)), tensors
 
 
 @pytest.fixture
