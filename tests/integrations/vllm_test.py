@@ -26,6 +26,7 @@ from vllm.model_executor.layers.fused_moe import config as moe
 from vllm.model_executor.layers.fused_moe import modular_kernel
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.oracle import fp8, unquantized
+from vllm.model_executor.layers.fused_moe.oracle import mxfp8 as oracle_mxfp8
 from vllm.model_executor.layers.fused_moe.prepare_finalize.no_dp_ep import make_moe_prepare_and_finalize_no_dp_ep
 from vllm.model_executor.layers.quantization.utils import quant_utils
 from vllm.platforms import current_platform
@@ -200,61 +201,155 @@ SCHEMES = {
     "16 bits": (None, None, None),
     "blocks": (quant_utils.kFp8Static128BlockSym, quant_utils.kFp8Dynamic128Sym, "block_2d"),
     "rows": (quant_utils.kFp8StaticChannelSym, quant_utils.kFp8DynamicTokenSym, "row"),
+    "MXFP8": (quant_utils.kMxfp8Static, quant_utils.kMxfp8Dynamic, "mxfp8"),
 }
+
+
+def quantized(value, scales):
+    """A matrix in the format of a checkpoint: its values, and its scales in float32."""
+    if scales is None:
+        return value.bfloat16(), torch.ones(1, 1)
+    return mxfp8(value) if scales == "mxfp8" else quantize(value, scales)
+
+
+def quantization_of(scales, factors):
+    """vLLM's FusedMoEQuantConfig of two weights' scales."""
+    if scales is None:
+        return moe.FusedMoEQuantConfig.make()
+    if scales == "mxfp8":
+        exponents = [factor.to(torch.float8_e8m0fnu).view(torch.uint8) for factor in factors]
+        backend = fp8.Fp8MoeBackend.TRITON_MXFP8
+        return fp8.make_fp8_moe_quant_config(backend, *exponents, None, None, block_shape=[1, 32])
+    return moe.fp8_w8a8_moe_quant_config(
+        w1_scale=factors[0], w2_scale=factors[1], per_act_token_quant=scales == "row",
+        per_out_ch_quant=scales == "row", block_shape=[128, 128] if scales == "block_2d" else None,
+    )  # fmt: skip
+
+
+class Routed:
+    """Random experts, tokens and routing; what vLLM computes with them, and what it should.
+
+    Attributes:
+      weights: of both matmuls, as in a checkpoint with `scales`.
+      factors: their scales in float32.
+      dense: the weights dequantized.
+    """
+
+    def __init__(self, scales, device, top_k=2, spread_of_rows=None):
+        self.scales, self.weights, self.factors, self.dense = scales, [], [], []
+        for n, k in ((2 * N, K), (K, N)):
+            values = torch.randn(NUM_EXPERTS, n, k, device=device) / 16
+            if spread_of_rows is not None:
+                values *= torch.exp2(spread_of_rows * torch.randn(NUM_EXPERTS, n, 1, device=device))
+            weights, factors = (torch.stack(each) for each in zip(*(quantized(value, scales) for value in values)))
+            self.weights.append(torch.nn.Parameter(weights, requires_grad=False))
+            self.factors.append(factors)
+            whole = factors if factors.ndim == 3 else factors.unsqueeze(2)
+            self.dense.append(weights.float() * spread(whole, weights.shape))
+        self.x = torch.randn(37, K, device=device).bfloat16()
+        self.index = torch.stack([torch.randperm(NUM_EXPERTS, device=device)[:top_k] for _ in range(37)]).int()
+        self.routing = torch.rand(37, top_k, device=device)
+
+    def experts(self, kind, config):
+        quantization = quantization_of(self.scales, self.factors)
+        experts = kind(moe_config=config, quant_config=quantization)
+        return modular_kernel.FusedMoEKernel(make_moe_prepare_and_finalize_no_dp_ep(False), experts)
+
+    def call(self, kernel, scales_on_input=False, activation=MoEActivation.SILU):
+        return kernel.apply(
+            self.x, *self.weights, self.routing, self.index, activation=activation,
+            global_num_experts=NUM_EXPERTS, expert_map=None, apply_router_weight_on_input=scales_on_input,
+        )  # fmt: skip
+
+    def expected(self, scales_on_input=False, gated=lambda gate, up: torch.nn.functional.silu(gate) * up):
+        y = torch.zeros(37, K, device=self.x.device)
+        for token, (chosen, factors) in enumerate(zip(self.index, self.routing)):
+            for expert, factor in zip(chosen, factors):
+                row = self.x[token].float() * (factor if scales_on_input else 1)
+                h = gated(*(self.dense[0][expert] @ row).chunk(2))
+                y[token] += (1 if scales_on_input else factor) * (self.dense[1][expert] @ h)
+        return y
+
+
+def selected(name, config):
+    """The class that vLLM takes for experts of SCHEMES[name]."""
+    weight_key, x_key, scales = SCHEMES[name]
+    if scales is None:
+        backend, kind = unquantized.select_unquantized_moe_backend(config)
+    elif scales == "mxfp8":
+        backend, kind = oracle_mxfp8.select_mxfp8_moe_backend(config)
+    else:
+        backend, kind = fp8.select_fp8_moe_backend(config, weight_key, x_key)
+    assert kind.__name__ == "StonewareExperts" and backend.value.startswith("TRITON")
+    return kind
 
 
 @pytest.mark.parametrize("scales_on_input", [False, True])
 @pytest.mark.parametrize("name", SCHEMES)
 def test_experts_compute_the_dequantized_product(name, scales_on_input, device):
-    weight_key, x_key, scales = SCHEMES[name]
-    config, top_k = moe_config(), 1 if scales_on_input else 2
-    if scales is None:
-        backend, kind = unquantized.select_unquantized_moe_backend(config)
-    else:
-        backend, kind = fp8.select_fp8_moe_backend(config, weight_key, x_key)
-    assert kind.__name__ == "StonewareExperts" and backend.value == "TRITON"
-    weights, factors, dense = [], [], []
-    for n, k in ((2 * N, K), (K, N)):
-        values = [torch.randn(n, k, device=device) / 16 for _ in range(NUM_EXPERTS)]
-        pairs = [
-            (value.bfloat16(), torch.ones(1, 1)) if scales is None else quantize(value, scales) for value in values
-        ]
-        weights.append(torch.stack([weight for weight, _ in pairs]))
-        factors.append(torch.stack([scale for _, scale in pairs]))
-        repeats = [size // part for size, part in zip((n, k), factors[-1].shape[1:])]
-        dense.append(
-            weights[-1].float() * factors[-1].repeat_interleave(repeats[0], 1).repeat_interleave(repeats[1], 2)
-        )
-    quantization = moe.FusedMoEQuantConfig.make()
-    if scales is not None:
-        quantization = moe.fp8_w8a8_moe_quant_config(
-            w1_scale=factors[0], w2_scale=factors[1], per_act_token_quant=scales == "row",
-            per_out_ch_quant=scales == "row", block_shape=[128, 128] if scales == "block_2d" else None,
-        )  # fmt: skip
-    experts = kind(moe_config=config, quant_config=quantization)
-    kernel = modular_kernel.FusedMoEKernel(make_moe_prepare_and_finalize_no_dp_ep(False), experts)
-    x = torch.randn(37, K, device=device).bfloat16()
-    index = torch.stack([torch.randperm(NUM_EXPERTS, device=device)[:top_k] for _ in range(37)]).int()
-    routing = torch.rand(37, top_k, device=device)
-    y = kernel.apply(
-        x, *weights, routing, index, activation=MoEActivation.SILU, global_num_experts=NUM_EXPERTS, expert_map=None,
-        apply_router_weight_on_input=scales_on_input,
-    )  # fmt: skip
-    expected = torch.zeros(37, K, device=device)
-    for token, (chosen, factor) in enumerate(zip(index, routing)):
-        for expert, weight in zip(chosen, factor):
-            row = x[token].float() * (weight if scales_on_input else 1)
-            gate, up = (dense[0][expert] @ row).chunk(2)
-            expected[token] += (1 if scales_on_input else weight) * (
-                dense[1][expert] @ (torch.nn.functional.silu(gate) * up)
-            )
-    assert y.shape == expected.shape and error(y, expected) < (2**-6 if scales is None else 2**-3)
+    config = moe_config()
+    routed = Routed(SCHEMES[name][2], device, top_k=1 if scales_on_input else 2)
+    y = routed.call(routed.experts(selected(name, config), config), scales_on_input)
+    expected = routed.expected(scales_on_input)
+    assert y.shape == expected.shape and error(y, expected) < (2**-6 if name == "16 bits" else 2**-3)
+
+
+def test_mxfp8_experts_are_folded_at_the_first_call(device):
+    config = moe_config()
+    routed = Routed("mxfp8", device)
+    kernel = routed.experts(selected("MXFP8", config), config)
+    first = routed.call(kernel)
+    weights = [weight.clone() for weight in routed.weights]
+    second = routed.call(kernel)
+    assert torch.equal(first, second)
+    for weight, before, dense, scale in zip(routed.weights, weights, routed.dense, kernel.fused_experts.folded):
+        assert torch.equal(weight.view(torch.uint8), before.view(torch.uint8))
+        assert error(weight.float() * spread(scale, weight.shape), dense) < 2**-12
+
+
+def test_mxfp8_experts_that_cannot_be_folded_run_in_16_bits(device, caplog):
+    config = moe_config()
+    routed = Routed("mxfp8", device, spread_of_rows=6)
+    kernel = routed.experts(selected("MXFP8", config), config)
+    with caplog.at_level("WARNING"):
+        y = routed.call(kernel)
+    assert "the first matmul of experts with MXFP8 weights runs in 16 bits: blocks of 128x128 would" in caplog.text
+    assert kernel.fused_experts.folded == (None, None) and routed.weights[0].dtype == torch.bfloat16
+    assert error(y, routed.expected()) < 2**-6
+    assert torch.equal(routed.call(kernel), y)
+
+
+def test_other_mxfp8_experts_are_left_to_vllm():
+    for options in ({"intermediate_size": 200}, {"has_bias": True}):
+        _, kind = oracle_mxfp8.select_mxfp8_moe_backend(moe_config(**options))
+        assert kind.__name__ == "Mxfp8EmulationTritonExperts"
+
+
+@pytest.mark.parametrize("activation", [MoEActivation.SILU, MoEActivation.SWIGLUOAI_UNINTERLEAVE])
+def test_experts_have_the_limit_of_the_activation(activation, device, monkeypatch):
+    def clamped(output, input, limit, alpha, beta):
+        """In place of the op, which vLLM has for GPUs alone."""
+        gate, up = input.float().chunk(2, dim=-1)
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        output.copy_(gate * torch.sigmoid(alpha * gate) * (up + beta))
+
+    if device == "cpu":
+        monkeypatch.setattr(torch.ops._C, "silu_and_mul_with_clamp", clamped, raising=False)
+    alpha, beta = (1.702, 1.0) if activation is MoEActivation.SWIGLUOAI_UNINTERLEAVE else (None, None)
+    config = moe_config(activation=activation, swiglu_limit=0.5, swiglu_alpha=alpha, swiglu_beta=beta)
+    routed = Routed("block_2d", device)
+    y = routed.call(routed.experts(selected("blocks", config), config), activation=activation)
+
+    def gated(gate, up):
+        gate, up = gate.clamp(max=0.5), up.clamp(-0.5, 0.5)
+        return gate * torch.sigmoid((alpha or 1.0) * gate) * (up + (beta or 0.0))
+
+    assert error(y, routed.expected(gated=gated)) < 2**-3 < error(y, routed.expected())
 
 
 OTHER_EXPERTS = {
     "--moe-backend": {"moe_backend": "triton"},
     "biases": {"has_bias": True},
-    "a limit": {"swiglu_limit": 7.0},
     "sizes": {"intermediate_size": 200},
     "LoRA": {"is_lora_enabled": True},
     "float16": {"in_dtype": torch.float16},
@@ -305,6 +400,7 @@ if __name__ == "__main__":
 MODELS = {
     "Llama in fp8": (tiny_llama.save_fp8, "", "Selected BlockScaledMM"),
     "Llama in MXFP8": (lambda folder: tiny_llama.build().save_pretrained(folder), "mxfp8", "Using FoldedMxfp8"),
+    "Mixtral in MXFP8": (tiny_llama.save_mixtral, "mxfp8", "Using 'TRITON_MXFP8' MxFp8 MoE backend"),
     "Mixtral in fp8": (tiny_llama.save_mixtral_fp8, "", "Using TRITON Fp8 MoE backend"),
     "Mixtral": (tiny_llama.save_mixtral, "", "Using StonewareExperts MoE backend"),
 }

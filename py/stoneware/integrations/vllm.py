@@ -4,7 +4,7 @@
 |---|---|---|
 | `RowScaledMM` | fp8 weights: one, or of rows; x: one, or of rows | `_POSSIBLE_FP8_KERNELS` |
 | `BlockScaledMM` | fp8 weights: 128x128; x: 1x128 | `_POSSIBLE_FP8_BLOCK_KERNELS` |
-| `FoldedMxfp8` | MXFP8 weights: 1x32, folded into 128x128; x: 1x128 | `_POSSIBLE_MXFP8_KERNELS` |
+| `FoldedMxfp8` | MXFP8 weights: 1x32, folded into 128x128 (`vllm_mxfp8`); x: 1x128 | `_POSSIBLE_MXFP8_KERNELS` |
 | `unquantized_gemm` | none: bfloat16 and float16 | what `UnquantizedLinearMethod` dispatches to |
 
 They are tried first; where one refuses, with a reason, vLLM goes on with its own. Which of all kernels, torch's among
@@ -22,10 +22,8 @@ from typing import Any
 import torch
 
 from stoneware.errors import UnsupportedError
-from stoneware.integrations import vllm_experts
+from stoneware.integrations import vllm_experts, vllm_mxfp8
 from stoneware.integrations.hosts import unfit
-from stoneware.nn import folded_scales
-from stoneware.nn.inference import dequantize
 from stoneware.nn.recipes import BLOCK, UNIT
 from stoneware.ops.matmul.api import matmul
 from stoneware.ops.scaled_mm.api import scaled_mm
@@ -220,7 +218,7 @@ def _kernels() -> tuple[Any, Any, Any]:
             return y
 
     class FoldedMxfp8(Here, kernels.Mxfp8LinearKernel):
-        """MXFP8 weights with scales of 128x128 elements, see `stoneware.nn.folded_scales`; x is quantized in 1x128."""
+        """MXFP8 weights with scales of 128x128 elements, see `vllm_mxfp8`; x is quantized in 1x128."""
 
         @classmethod
         def can_implement(cls, c: Any) -> tuple[bool, str | None]:
@@ -232,17 +230,11 @@ def _kernels() -> tuple[Any, Any, Any]:
 
         def process_weights_after_loading(self, layer: Any) -> None:
             """weight [n, k], weight_scale [n, k / 32] of exponents in uint8 -> scales of 128x128, or 16 bits."""
-            weight = layer.weight.detach()
-            scale = layer.weight_scale.detach().view(torch.float8_e8m0fnu).float()
-            loss = folded_scales.loss(weight, scale)
-            if isinstance(loss, folded_scales.Loss):
-                weight, scale, _ = folded_scales.fold(weight, scale)
-            else:
-                _LOG.warning("a layer with MXFP8 weights runs in 16 bits: %s", loss)
-                weight = dequantize(weight, scale, torch.bfloat16)
-            layer.weight, layer.weight_scale = (
-                torch.nn.Parameter(some, requires_grad=False) for some in (weight, scale)
-            )
+            weight = torch.nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
+            scale = vllm_mxfp8.fold(weight, layer.weight_scale, "a layer")
+            layer.weight = weight
+            if scale is not None:
+                layer.weight_scale = torch.nn.Parameter(scale, requires_grad=False)
 
         def apply_weights(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
             """x [..., k] in 16 bits."""
