@@ -81,6 +81,42 @@ def test_mxfp8_experts_run_with_folded_scales(blocks):
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("blocks", [(1, 32), (128, 128)], ids=["folded", "other form of scales"])
+def test_undo_leaves_a_layer_whose_weights_were_loaded_since(blocks, assign, caplog):
+    """The old class would read the new values with the old scales."""
+    layer = FP8Linear(256, 384, block_size=blocks, scale_fmt="ue8m0")
+    fill(layer, "weight", blocks, torch.randn(384, 256))
+    model, x = torch.nn.Sequential(layer).eval(), torch.randn(4, 256).bfloat16()
+    done = nn.convert(model)
+    other = torch.nn.Sequential(FP8Linear(256, 384, block_size=(128, 128))).eval()
+    dense = fill(other[0], "weight", (128, 128), 3 * torch.randn(384, 256))
+    other[0].weight_scale_inv = torch.nn.Parameter(other[0].weight_scale_inv.float(), requires_grad=False)
+    model.load_state_dict(other.state_dict(), assign=assign)
+    with caplog.at_level("WARNING"):
+        done.undo()
+    assert "undo left 0 as it is: its weights were loaded since" in caplog.text
+    assert type(layer) is nn.Float8InferenceLinear
+    with torch.no_grad():
+        assert error(model(x), x.float() @ dense.t()) < ERROR
+
+
+def test_undo_leaves_experts_whose_weights_were_loaded_since(caplog):
+    experts, _ = fp8_experts((1, 32), scale_fmt="ue8m0", has_values=False)
+    for name in ("gate_up_proj", "down_proj"):
+        fill(experts, name, (1, 32), torch.randn(getattr(experts, name).shape) / 16)
+    model = Routed(experts).eval()
+    done = nn.convert(model)
+    with torch.no_grad():
+        experts.down_proj.copy_(experts.down_proj.flip(0))
+    x, index, weights = routing(37)
+    y = experts(x, index, weights)
+    with caplog.at_level("WARNING"):
+        done.undo()
+    assert "undo left experts as it is: its weights were loaded since" in caplog.text
+    assert torch.equal(experts(x, index, weights), y)
+
+
 def test_an_mxfp8_layer_that_cannot_be_folded_stays_with_the_reason():
     layer = FP8Linear(256, 384, block_size=(1, 32), scale_fmt="ue8m0")
     fill(layer, "weight", (1, 32), torch.randn(384, 256) * torch.tensor([1.0, 2.0**-30]).repeat(192)[:, None])

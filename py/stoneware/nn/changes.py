@@ -1,34 +1,30 @@
 """The changes that `convert` makes to a model, in place, and how each is taken back.
 
-`apply` makes a change. The old weights are saved until all changes are made, so that `revert` can restore a module.
-Later, `undo` starts from the current weights, and dequantizes the frozen ones.
+`published_changes.py` has those of fp8 layers that other libraries loaded. `apply` makes a change. The old weights
+are saved until all changes are made, so that `revert` can restore a module. Later, `undo` starts from the current
+weights, and dequantizes the frozen ones.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
 from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
 
-from stoneware.nn import folded_scales, fused_blocks, fused_mlp, trained_blocks
+from stoneware.nn import fused_blocks, fused_mlp, trained_blocks
 from stoneware.nn.experts import WEIGHTS, Experts, Float8InferenceExperts
 from stoneware.nn.handover import Route
 from stoneware.nn.inference import Float8InferenceLinear, frozen_parameter
 from stoneware.nn.linear import Float8Linear, Linear
 from stoneware.nn.proofs import MLPParts, SwiGLUParts
-from stoneware.nn.published import ExpertsScales, PublishedWeight
 from stoneware.nn.recipes import BF16
 from stoneware.nn.trained_siblings import Siblings
 
 HOST = "cpu"
 """The type of the device that gets the saved weights if their own device is full."""
-
-_ALIGNMENT = 16
-"""Bytes of which a matmul requires the address of a weight to be a multiple."""
 
 
 class LoadedWeight(NamedTuple):
@@ -66,6 +62,10 @@ class Change:
         """Makes the module of its old class again, with the values that it has now."""
         self.revert()
 
+    def has_form(self) -> bool:
+        """Whether the old class has a form for the values that the module has now; otherwise `undo` is not called."""
+        return True
+
     def spill(self) -> bool:
         """Moves what is saved for `revert` to the memory of the host; returns whether there was anything."""
         return False
@@ -87,11 +87,11 @@ class TrainedLinear(Change):
     def change(self) -> None:
         for name, value in self.attributes.items():
             setattr(self.module, name, value)
-        _become(self.module, self.kind)
+        become(self.module, self.kind)
 
     def revert(self) -> None:
-        _become(self.module, torch.nn.Linear)
-        _forget(self.module, self.attributes)
+        become(self.module, torch.nn.Linear)
+        forget(self.module, self.attributes)
 
 
 class FrozenWeights(Change):
@@ -141,7 +141,7 @@ class FrozenLinear(FrozenWeights):
         self.save(layer, "weight")
         layer.recipe, layer.compute_dtype = self.recipe, layer.weight.dtype
         layer.weight, layer.weight_scale_inv = frozen_parameter(values), frozen_parameter(scale)
-        _become(layer, Float8InferenceLinear)
+        become(layer, Float8InferenceLinear)
 
     def undo(self) -> None:
         weight = self.module.dequantized()
@@ -149,9 +149,9 @@ class FrozenLinear(FrozenWeights):
         self.module.weight = torch.nn.Parameter(weight, self.requires_grad)
 
     def thaw(self) -> None:
-        _become(self.module, torch.nn.Linear)
+        become(self.module, torch.nn.Linear)
         self.module._parameters.pop("weight_scale_inv", None)
-        _forget(self.module, ("recipe", "compute_dtype", "handover"))
+        forget(self.module, ("recipe", "compute_dtype", "handover"))
 
 
 class LoadedLinear(FrozenLinear):
@@ -165,71 +165,11 @@ class LoadedLinear(FrozenLinear):
         layer = self.module
         layer.recipe, layer.compute_dtype = self.recipe, layer.weight.dtype
         layer.weight, layer.weight_scale_inv = frozen_parameter(self.loaded.values), frozen_parameter(self.loaded.scale)
-        _become(layer, Float8InferenceLinear)
+        become(layer, Float8InferenceLinear)
 
     def revert(self) -> None:
         if isinstance(self.module, Float8InferenceLinear):
             self.undo()
-
-
-class PublishedLinear(FrozenLinear):
-    """An fp8 layer of another library -> Float8InferenceLinear, with the weight and the scales of the checkpoint.
-
-    Of a weight whose scales are folded only what restores it is kept in the end.
-    """
-
-    def __init__(self, name: str, layer: Any, published: PublishedWeight) -> None:
-        super().__init__(name, layer, published.recipe)
-        self.label = ", ".join(filter(None, (self.label, published.folding)))
-        self.kind, self.published, self.weight_attributes = type(layer), published, {**vars(layer.weight)}
-        self.may_be_joined = published.weight is layer.weight or bool(published.folding)
-        self.parameters: dict[str, torch.nn.Parameter | None] = {}
-        self.attributes: dict[str, Any] = {}
-        self.before: folded_scales.Before | None = None
-
-    def change(self) -> None:
-        layer, published = self.module, self.published
-        self.parameters = {**layer._parameters}
-        weight, scale = published.weight, published.scale
-        if published.folding:
-            weight, scale, self.before = folded_scales.fold(weight, scale)
-            self.save(layer, "weight")
-            self.parameters["weight"] = None
-        own = vars(layer)
-        self.attributes = {name: own.pop(name) for name in published.attributes if name in own}
-        for name, parameter in self.parameters.items():
-            if name not in ("weight", "bias") and parameter is not None:
-                del layer._parameters[name]
-        layer.recipe, layer.compute_dtype = published.recipe, published.dtype
-        layer.weight, layer.weight_scale_inv = _parameter(weight), _parameter(scale)
-        # These parameters change with the layer, so that no other copy of a weight stays.
-        self.published = replace(published, weight=layer.weight, scale=layer.weight_scale_inv)
-        _become(layer, Float8InferenceLinear)
-
-    def revert(self) -> None:
-        self.put_back(self.saved[0].restore() if self.saved else None)
-        self.settle()
-
-    def undo(self) -> None:
-        weight = None
-        if self.before is not None:
-            values = folded_scales.unfold(self.module.weight, self.module.weight_scale_inv, self.before)
-            weight = torch.nn.Parameter(values, self.requires_grad)
-            vars(weight).update(self.weight_attributes)
-        self.put_back(weight)
-
-    def put_back(self, weight: torch.nn.Parameter | None) -> None:
-        """Makes the layer of its old class again, with this weight, or the old one."""
-        layer, bias = self.module, self.module._parameters.get("bias")
-        device = layer.weight.device
-        layer._parameters.clear()
-        for name, parameter in self.parameters.items():
-            layer._parameters[name] = bias if name == "bias" else _moved(parameter, device)
-        if weight is not None:
-            layer._parameters["weight"] = weight
-        _become(layer, self.kind)
-        _forget(layer, ("recipe", "compute_dtype", "handover"))
-        vars(layer).update(self.attributes)
 
 
 class TrainedExperts(Change):
@@ -246,7 +186,7 @@ class TrainedExperts(Change):
 
     def revert(self) -> None:
         fused_blocks.unfuse(self.module)
-        _forget(self.module, ("fuse_wgrad_accumulation",))
+        forget(self.module, ("fuse_wgrad_accumulation",))
 
 
 class FrozenExperts(FrozenWeights):
@@ -264,7 +204,7 @@ class FrozenExperts(FrozenWeights):
             setattr(self.module, name, frozen_parameter(values))
             self.module.register_buffer(f"{name}_scale", scale)
         if self.is_own:
-            _become(self.module, Float8InferenceExperts)
+            become(self.module, Float8InferenceExperts)
         else:
             fused_blocks.fuse(self.module, fused_blocks.FusedFloat8Experts, fused_blocks.State())
 
@@ -277,50 +217,9 @@ class FrozenExperts(FrozenWeights):
     def thaw(self) -> None:
         fused_blocks.unfuse(self.module)
         if self.is_own:
-            _become(self.module, Experts)
+            become(self.module, Experts)
         for name in WEIGHTS:
             self.module._buffers.pop(f"{name}_scale", None)
-
-
-class PublishedExperts(FrozenWeights):
-    """`FP8Experts` of transformers -> one that calls grouped matmuls, with the weights of the checkpoint."""
-
-    def __init__(self, name: str, module: torch.nn.Module, scales: ExpertsScales) -> None:
-        label = ", ".join(filter(None, (Float8InferenceExperts.__name__, scales.recipe, scales.folding)))
-        super().__init__(name, module, label)
-        self.scales, self.is_folded = scales.scales, bool(scales.folding)
-        self.requires_grad = {weight: getattr(module, weight).requires_grad for weight in WEIGHTS}
-        self.parameters: dict[str, torch.nn.Parameter] = {}
-        self.before: dict[str, folded_scales.Before] = {}
-
-    def change(self) -> None:
-        module = self.module
-        for name in WEIGHTS:
-            _parameter(getattr(module, name))
-        for name in WEIGHTS:
-            scale_name = f"{name}_scale_inv"
-            scale = self.scales[scale_name]
-            if self.is_folded:
-                weight, scale, self.before[name] = folded_scales.fold(getattr(module, name), scale)
-                self.save(module, name)
-                setattr(module, name, frozen_parameter(weight))
-            self.parameters[scale_name] = getattr(module, scale_name)
-            setattr(module, scale_name, _parameter(scale))
-        fused_blocks.fuse(module, fused_blocks.FusedPublishedExperts, fused_blocks.State())
-
-    def undo(self) -> None:
-        weights = {
-            name: folded_scales.unfold(getattr(self.module, name), getattr(self.module, f"{name}_scale_inv"), before)
-            for name, before in self.before.items()
-        }
-        self.thaw()
-        for name, weight in weights.items():
-            setattr(self.module, name, torch.nn.Parameter(weight, self.requires_grad[name]))
-
-    def thaw(self) -> None:
-        fused_blocks.unfuse(self.module)
-        for name, parameter in self.parameters.items():
-            setattr(self.module, name, _moved(parameter, self.module.down_proj.device))
 
 
 class FusedNorm(Change):
@@ -414,7 +313,7 @@ class JoinedSiblings(Change):
         fused_blocks.unfuse(self.module)
         for layer in self.layers:
             if (module := self.module._modules.get(layer)) is not None:
-                _forget(module, ("siblings",))
+                forget(module, ("siblings",))
 
 
 class NormOwner(Change):
@@ -453,7 +352,7 @@ class NormHandover(Change):
         for reader in self._readers():
             if (state := vars(reader).get("_stoneware")) is not None:
                 state.handover = None
-            _forget(reader, ("handover",))
+            forget(reader, ("handover",))
         if (state := vars(self.module).get("_stoneware")) is not None:
             state.handover = state.route = None
 
@@ -490,31 +389,13 @@ class _SavedParameter:
         return parameter
 
 
-def _become(module: Any, kind: type) -> None:
+def become(module: Any, kind: type) -> None:
     """Changes the class of a module, also for a hook of accelerate, which keeps the old forward."""
     module.__class__ = kind
     if "_hf_hook" in vars(module) and "_old_forward" in vars(module):
         vars(module)["_old_forward"] = MethodType(kind.forward, module)  # type: ignore[attr-defined]
 
 
-def _parameter(values: torch.Tensor) -> torch.nn.Parameter:
-    """The values as a frozen parameter; a parameter of the checkpoint stays the same object.
-
-    Weights in the memory of the host may be views of a file, which begin at any byte; those are copied.
-    """
-    parameter = values if isinstance(values, torch.nn.Parameter) else frozen_parameter(values)
-    if parameter.data_ptr() % _ALIGNMENT:
-        parameter.data = parameter.data.clone()
-    return parameter
-
-
-def _moved(parameter: torch.nn.Parameter | None, device: torch.device) -> torch.nn.Parameter | None:
-    """An old parameter on the device that its module has now."""
-    if parameter is None or parameter.device == device:
-        return parameter
-    return torch.nn.Parameter(parameter.detach().to(device), parameter.requires_grad)
-
-
-def _forget(module: torch.nn.Module, names: Any) -> None:
+def forget(module: torch.nn.Module, names: Any) -> None:
     for name in names:
         vars(module).pop(name, None)

@@ -35,14 +35,17 @@ class Conversion:
         """Restores each module, with its attributes, buffers and hooks.
 
         Parameters are the same objects, except for frozen weights: they are dequantized to their old dtype and keep
-        the rounding. A module that was replaced or changed since stays, with a warning.
+        the rounding. A module that was replaced or changed since stays, with a warning; so does an fp8 layer of
+        another library whose old class has no scales for the weights that were loaded since.
         """
-        left = []
+        left, loaded = [], []
         for change in reversed(self._changes):
-            if self._is_there(change):
+            if not self._is_there(change):
+                left += [change.name] if change.label else []
+            elif change.has_form():
                 change.undo()
-            elif change.label:
-                left.append(change.name)
+            else:
+                loaded.append(change.name)
         for record in (self._changes, self.blocks, self.swapped, self.kept_blocks):
             record.clear()
         if left:
@@ -50,6 +53,12 @@ class Conversion:
                 "undo left %s as it is: what convert put there was replaced or removed since; put the old module back "
                 "by hand if you need it",
                 _printable(", ".join(reversed(left))),
+            )
+        if loaded:
+            _LOG.warning(
+                "undo left %s as it is: its weights were loaded since, and the old class has other scales; load the "
+                "checkpoint into a new model if you need it",
+                _printable(", ".join(reversed(loaded))),
             )
 
     def _is_there(self, change: Change) -> bool:

@@ -26,8 +26,6 @@ from stoneware.nn.changes import (
     LoadedWeight,
     NormHandover,
     NormOwner,
-    PublishedExperts,
-    PublishedLinear,
     TrainedExperts,
     TrainedFeedForward,
     TrainedLinear,
@@ -37,6 +35,7 @@ from stoneware.nn.conversion import Conversion
 from stoneware.nn.experts import WEIGHTS, Experts
 from stoneware.nn.fused_blocks import FusedBlock
 from stoneware.nn.inference import dequantize, frozen_parameter
+from stoneware.nn.published_changes import PublishedExperts, PublishedLinear, as_plain_layers
 from stoneware.nn.recipes import BF16, RECIPES, ROWWISE, UNIT, why_not
 from stoneware.nn.swiglu import ONE_CALL
 
@@ -211,7 +210,7 @@ class _Converter:
                 self.decide_linear(name, module)
             elif _has_experts(module):
                 self.decide_experts(name, module)
-        with self.published_as_plain():
+        with as_plain_layers(self.changes.values()):
             for name, module in modules:
                 self.decide_block(name, module)
         for name, module in modules:
@@ -401,21 +400,6 @@ class _Converter:
             return None if self.fuse_wgrad_accumulation else BF16
         recipes = {change.recipe if isinstance(change, FrozenLinear) else None for change in changes}
         return recipes.pop() if len(recipes) == 1 else None
-
-    @contextlib.contextmanager
-    def published_as_plain(self) -> Iterator[None]:
-        """Makes the fp8 layers of other libraries torch.nn.Linear meanwhile, which proofs take as such."""
-        changes = [change for change in self.changes.values() if isinstance(change, PublishedLinear)]
-        forwards = {change: vars(change.module).pop("forward", None) for change in changes}
-        try:
-            for change in changes:
-                change.module.__class__ = torch.nn.Linear
-            yield
-        finally:
-            for change, forward in forwards.items():
-                change.module.__class__ = change.kind
-                if forward is not None:
-                    vars(change.module)["forward"] = forward
 
     @contextlib.contextmanager
     def dequantized(self, layers: list[torch.nn.Linear]) -> Iterator[None]:
