@@ -51,7 +51,7 @@ struct CutlassHost {
   static constexpr bool kSwapAb = Config::kSwapAb;
 
   static bool CanImplement(const GemmProblem& problem) {
-    if (problem.num_groups != 0 || problem.splits != 1 || problem.adds_to_d ||
+    if (problem.num_groups != 0 || problem.splits != 1 || problem.accumulate ||
         !Family::Supports(problem)) {
       return false;
     }

@@ -31,7 +31,7 @@ struct GroupedMmHost {
     const bool has_scales = problem.scale_a != Scale::kNone;
     const Scale scale = has_scales ? Scale::kRow : Scale::kNone;
     return problem.batch == 1 && problem.num_groups >= 1 && problem.num_groups <= kMaxGroups &&
-           problem.splits == 1 && !problem.adds_to_d && problem.scale_a == scale &&
+           problem.splits == 1 && !problem.accumulate && problem.scale_a == scale &&
            problem.scale_b == scale &&
            // Tile counts and the coordinates of tiles that reach over an end are ints.
            MaxTiles(problem) <= std::numeric_limits<int>::max() / 2 &&

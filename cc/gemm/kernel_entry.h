@@ -57,7 +57,7 @@ struct GemmProblem {
   // An open kernel stores d into one row again and again: what its epilogue stores is the result.
   bool discards_d = false;
   // d += instead of d =, for kernels that can.
-  bool adds_to_d = false;
+  bool accumulate = false;
 };
 
 // Bytes of the parameters that a launch passes to the epilogue of an open kernel.

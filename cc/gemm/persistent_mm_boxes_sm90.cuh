@@ -21,9 +21,9 @@ class Boxes {
   __device__ Boxes(const SharedMemory<Shape>& shared, int warp_group, int tile_idx,
                    bool uses_stages)
       : uses_stages_(uses_stages), barrier_(kAmongWarpGroup + warp_group) {
-    static_assert(Shape::kSwapAb || Shape::kStoresAtOnce || Shape::kAdds ||
+    static_assert(Shape::kSwapAb || Shape::kStoresAtOnce || Shape::kFloatOut ||
                       (Shape::kBoxBytes == 64 * Shape::kChunkBytes && Shape::kBoxesFitStages),
-                  "gemm_configs.bzl refuses such a config");
+                  "persistent_mm_sm90.bzl refuses such a config");
     if (uses_stages) {
       // All have read them.
       SyncAtNamedBarrier(128, barrier_);
@@ -88,12 +88,12 @@ class Boxes {
     if (!uses_stages_) place_ %= kNumPlaces;
   }
 
-  // The same, or adds it to d.
-  __device__ void SendOrAdd(const CUtensorMap* d_map, int first_m, int first_n, bool adds) {
+  // The same, or adds it to d if `accumulate`.
+  __device__ void SendOrAdd(const CUtensorMap* d_map, int first_m, int first_n, bool accumulate) {
     FenceSharedForTma();
     SyncAtNamedBarrier(128, barrier_);
     if (IsSender()) {
-      if (adds) {
+      if (accumulate) {
         AddBox(d_map, Address(), first_n, first_m);
       } else {
         StoreBox(d_map, Address(), first_n, first_m);

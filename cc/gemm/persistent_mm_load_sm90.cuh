@@ -16,7 +16,7 @@ namespace stoneware::gemm::sm90 {
 // box of each 64.
 template <int kRows, class Load>
 __device__ __forceinline__ void LoadContiguousRows(void* shared, int first, const Load& load) {
-  static_assert(kRows % 64 == 0, "gemm_configs.bzl refuses such a config");
+  static_assert(kRows % 64 == 0, "persistent_mm_sm90.bzl refuses such a config");
 #pragma unroll
   for (int row = 0; row < kRows; row += 64) {
     load(static_cast<char*>(shared) + row * 128, first + row);
@@ -143,7 +143,7 @@ __device__ void LoadBlockScales(const typename Shape::Params& params,
   // The scales of a for a stage, chunk after chunk: each lane copies every 32nd.
   constexpr int kScales = Shape::kChunks * Shape::kTileM;
   constexpr int kCopies = kScales / 32;
-  static_assert(kCopies * 32 == kScales, "gemm_configs.bzl refuses such a config");
+  static_assert(kCopies * 32 == kScales, "persistent_mm_sm90.bzl refuses such a config");
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int num_blocks = (params.k - 1) / Shape::kScaleBlock + 1;
   const int first_block = slice.first_step * Shape::kChunks;

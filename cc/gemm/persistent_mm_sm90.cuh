@@ -122,7 +122,7 @@ __device__ void MultiplyTiles(const typename Shape::Params& params,
       const PartialColumns<Shape> partial(shared, slice);
       partial.Exchange(shared, sums);
       TileStore<Shape, false> store(params, shared, offset, tile_idx, is_last_tile);
-      if constexpr (Shape::kAdds) {
+      if constexpr (Shape::kFloatOut) {
         store.RunShareOfFloats(partial, slice);
       } else {
         store.RunShare(partial, slice);

@@ -1,15 +1,20 @@
-// Matrix product for small and medium m on Hopper. Blocks go from tile to tile or, if there are few
-// tiles, share the k of one.
+// Matrix product for Hopper. Blocks go from tile to tile or, if there are few tiles, share the k of
+// one.
 //
 //   d[m, n] = scale_a[m] * scale_b[n] * sum_k a[m, k] * b[k, n] + bias[n]
 //
 //   tensor    shape           stride                 dtype
-//   a         [m, k]          [lda, 1]               kA (fp8, bf16 or fp16)
-//   b         [k, n]          [1, ldb]               kB, as many bytes as kA
-//   d         [m, n]          [ldd, 1]               kOut (bf16 or fp16)
+//   a         [m, k]          [lda, 1], or with      kA (fp8, bf16 or fp16)
+//                             kAIsMMajor [1, lda]
+//   b         [k, n]          [1, ldb], or with      kB, as many bytes as kA
+//                             kBIsNMajor [ldb, 1]
+//   d         [m, n]          [ldd, 1]               kOut (bf16, fp16 or fp32)
 //   scale_a   [m] or scalar   [1] or [0]             fp32, or null for 1
 //   scale_b   [n] or scalar   [1] or [0]             fp32, or null for 1
 //   bias      [n] or null     [1]                    kOut
+//
+// A d of fp32 may be added to, d += (`accumulate` of Params): one thread, or one reduction by TMA,
+// adds each element once.
 //
 // With kBlockScales the scales are inside the sum, a pair for each 128 of k:
 //
@@ -36,7 +41,7 @@
 //
 // With kSwapAb it computes d^T = b^T a^T: n runs along the 64 rows of wgmma, and m along its
 // columns, of which there may be as few as 16. A tile has kTileM of n and kTileN of m. Otherwise
-// rows are m, columns are n, and k is not split.
+// rows are m, and columns are n.
 //
 // The grid is one-dimensional, of clusters. With splits the blocks of a cluster share the k of one
 // tile. Otherwise a cluster is one block, which goes from tile to tile until all are done; or it is
@@ -117,12 +122,12 @@ struct PersistentMmGroupParams<true> {
   int band;  // tiles along m that run together, so that their operands fit L2
 };
 
-template <bool kAdds>
+template <bool kFloatOut>
 struct PersistentMmAddParams {};
 
 template <>
 struct PersistentMmAddParams<true> {
-  bool adds;  // d += instead of d =
+  bool accumulate;  // d += instead of d =
 };
 
 template <bool kNarrowBoxes>
@@ -171,7 +176,7 @@ struct PersistentMmShape {
   static_assert(kOperandBytes == 2 || !(kAIsMMajor || kBIsNMajor),
                 "wgmma takes fp8 with k fastest");
   static_assert(!kColumnsAreContiguous || kColumns % 64 == 0,
-                "gemm_configs.bzl refuses such a config");
+                "persistent_mm_sm90.bzl refuses such a config");
   static constexpr int kStages = Config::kStages;
   static constexpr int kWarpGroups = Config::kWarpGroups;
   // Steps of 64 rows of each warp group.
@@ -194,17 +199,17 @@ struct PersistentMmShape {
   // The tensor core sums over a chunk.
   static constexpr bool kPromotes = kBlockScales || Config::kPromotes;
   static_assert(!kPromotes || kChunkElements == kScaleBlock,
-                "gemm_configs.bzl refuses such a config");
+                "persistent_mm_sm90.bzl refuses such a config");
   // Scales of b that a tile meets in one chunk: tiles begin at multiples of their width.
   static constexpr int kScalesOfB = kScaleBlock % kTileN == 0 ? 1 : 2;
   static_assert(!kBlockScales ||
                     (kSwapAb ? kScalesOfB == 1 : kTileN - (kTileN & -kTileN) <= kScaleBlock),
-                "gemm_configs.bzl refuses such a config");
+                "persistent_mm_sm90.bzl refuses such a config");
   // While one warp group adds the sums of a chunk, another multiplies: they do not wait for each
   // other, at the end of a tile neither.
   static constexpr bool kOverlapsSums = kPromotes && kWarpGroups > 1;
   static_assert(kPromotes ? kSwapAb != kOverlapsSums && (kBlockScales || kOverlapsSums) : true,
-                "gemm_configs.bzl refuses such a config");
+                "persistent_mm_sm90.bzl refuses such a config");
 
   // Blocks of a cluster that load operands for each other.
   static constexpr int kBlocksAlongM = Config::kBlocksAlongM;
@@ -215,7 +220,7 @@ struct PersistentMmShape {
   static_assert(kSharingBlocks == 1 ||
                     ((Config::kMaxSplits == 1 || Config::kSharesColumns) &&
                      (!kBlockScales || kOverlapsSums) && (!kGroups || kBlocksAlongM == 1)),
-                "gemm_configs.bzl refuses such a config");
+                "persistent_mm_sm90.bzl refuses such a config");
 
   static constexpr int kConsumerThreads = 128 * kWarpGroups;
   // Then a warp that loads, and one for block scales. With several warp groups these are in a warp
@@ -248,12 +253,12 @@ struct PersistentMmShape {
   // The table of groups.
   static constexpr int kTableBytes = kGroups ? 2 * kMaxGroups * 4 : 0;
 
-  static_assert(kColumns % (kSwapAb ? 8 : 16) == 0, "gemm_configs.bzl refuses such a config");
+  static_assert(kColumns % (kSwapAb ? 8 : 16) == 0, "persistent_mm_sm90.bzl refuses such a config");
 
   // A result in fp32 may be added to d. No row may then be in two tiles.
-  static constexpr bool kAdds = kOutBytes == 4;
-  static_assert(!kAdds || (!kSwapAb && !kGroups && !kFullTiles && !kPromotes),
-                "gemm_configs.bzl refuses such a config");
+  static constexpr bool kFloatOut = kOutBytes == 4;
+  static_assert(!kFloatOut || (!kSwapAb && !kGroups && !kFullTiles && !kPromotes),
+                "persistent_mm_sm90.bzl refuses such a config");
 
   // From m = 64 on a tile is stored in boxes of 128 bytes of n: each warp group writes them to
   // shared memory, from where TMA stores them. Columns beyond the whole boxes are a narrower one.
@@ -281,7 +286,7 @@ struct PersistentMmShape {
                                 : kGroups          ? 0
                                                    : kBoxSpace / kBoxBytes;
   static constexpr bool kStoresBoxes = kBoxes > 0;
-  static_assert(kSwapAb || kStoresBoxes || kGroups, "gemm_configs.bzl refuses such a config");
+  static_assert(kSwapAb || kStoresBoxes || kGroups, "persistent_mm_sm90.bzl refuses such a config");
   static constexpr int kGroupBoxesBytes =
       kStoresBoxes && kHasPlaceForEach ? kWantedBytes : kBoxes * kBoxBytes;
   static constexpr int kBoxesBytes = kWarpGroups * kGroupBoxesBytes;
@@ -293,8 +298,8 @@ struct PersistentMmShape {
   static constexpr bool kSharesColumns = Config::kSharesColumns;
   static_assert(kMaxSplits == 1 || kMaxSplits == (kSharesColumns || kWarpGroups == 1 ? 4 : 2) ||
                 (kSharesColumns && kMaxSplits == 8));
-  static_assert(kMaxSplits * kSharingBlocks <= 8, "gemm_configs.bzl refuses such a config");
-  static_assert(kMaxSplits == 1 || !kGroups, "gemm_configs.bzl refuses such a config");
+  static_assert(kMaxSplits * kSharingBlocks <= 8, "persistent_mm_sm90.bzl refuses such a config");
+  static_assert(kMaxSplits == 1 || !kGroups, "persistent_mm_sm90.bzl refuses such a config");
   static constexpr bool kSplitsStoreBoxes =
       kStoresBoxes && !kSharesColumns && kMaxSplits <= kWarpGroups;
 
@@ -328,13 +333,14 @@ struct PersistentMmShape {
   static constexpr int kVectorsAt =
       kBoxesAt + (kPartialBytes < kBoxesBytes ? kBoxesBytes : kPartialBytes);
   static_assert(!kSharesColumns || kColumnPartialBytes <= kVectorsAt,
-                "gemm_configs.bzl refuses such a config");
+                "persistent_mm_sm90.bzl refuses such a config");
   static constexpr int kBlockScalesAt = kVectorsAt + kVectorBytes;
   static_assert(kBlockScalesAt % 8 == 0 && kChunkScales % 2 == 0, "two scales are loaded at once");
   static constexpr int kBarriersAt = kBlockScalesAt + kBlockScaleBytes;
   static constexpr int kTableAt = kBarriersAt + kBarrierBytes;
   static constexpr int kSharedBytes = kTableAt + kTableBytes;
-  static_assert(kSharedBytes <= kMaxSharedBytesSm90, "gemm_configs.bzl refuses such a config");
+  static_assert(kSharedBytes <= kMaxSharedBytesSm90,
+                "persistent_mm_sm90.bzl refuses such a config");
 
   // Tiles of few m, whose time is that of reading b.
   static constexpr bool kFetchesAhead =
@@ -345,7 +351,7 @@ struct PersistentMmShape {
                   PersistentMmScalars,
                   PersistentMmAheadParams<kFetchesAhead>,
                   PersistentMmGroupParams<kGroups>,
-                  PersistentMmAddParams<kAdds>,
+                  PersistentMmAddParams<kFloatOut>,
                   PersistentMmNarrowParams<kNarrowBoxes> {};
 };
 

@@ -40,7 +40,7 @@ struct PersistentMmHost {
     };
     return fits(problem.m, kClusterM) && fits(problem.n, kClusterN) &&
            fits(problem.k, Shape::kTileK) && problem.batch == 1 && HasGroups(problem) &&
-           HasScales(problem) && (Shape::kAdds || !problem.adds_to_d) && is_shareable &&
+           HasScales(problem) && (Shape::kFloatOut || !problem.accumulate) && is_shareable &&
            problem.splits <= Shape::kMaxSplits &&
            problem.splits <= CeilDiv(problem.k, Shape::kTileK) &&
            // Blocks along x are counted in an int.
@@ -131,7 +131,7 @@ struct PersistentMmHost {
     const cuuint32_t box[] = {static_cast<cuuint32_t>(box_columns), Shape::kBoxRows};
     const cuuint32_t element_strides[] = {1, 1};
     constexpr CUtensorMapDataType kType =
-        Shape::kAdds ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
+        Shape::kFloatOut ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
     host_adapter::EncodeTiled(map, kType, 2, d, extents, strides, box, element_strides,
                               CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                               CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
@@ -176,7 +176,7 @@ struct PersistentMmHost {
       params->num_groups = problem.num_groups;
       params->band = kBandOfGroup;
     }
-    if constexpr (Shape::kAdds) params->adds = problem.adds_to_d;
+    if constexpr (Shape::kFloatOut) params->accumulate = problem.accumulate;
     params->d = tensors.d;
     params->scale_a = static_cast<const float*>(tensors.scale_a);
     params->scale_b = static_cast<const float*>(tensors.scale_b);

@@ -103,7 +103,7 @@ template <class Params>
 __device__ void StorePair(const Params& params, int end_m, int m, int n, float2 values) {
   if (m < end_m && n < params.n) {
     auto* const d = reinterpret_cast<float2*>(static_cast<float*>(params.d) + m * params.ldd + n);
-    if (params.adds) {
+    if (params.accumulate) {
       const float2 before = *d;
       values.x += before.x;
       values.y += before.y;
@@ -284,8 +284,8 @@ class TileStore {
 
   // Sends a box on its way to d.
   __device__ __forceinline__ void Send(const CUtensorMap* d_map, int first_m, int first_n) {
-    if constexpr (Shape::kAdds) {
-      boxes_.SendOrAdd(d_map, first_m, first_n, params_.adds);
+    if constexpr (Shape::kFloatOut) {
+      boxes_.SendOrAdd(d_map, first_m, first_n, params_.accumulate);
     } else {
       boxes_.Send(d_map, first_m, first_n);
     }
@@ -424,7 +424,7 @@ class TileStore {
         const int at = block + i / 2;
         const int half = i % 2;
         const float* const pair = &sums[first_column / 2 + at * 4 + half * 2];
-        if constexpr (Shape::kAdds) {
+        if constexpr (Shape::kFloatOut) {
           boxes_.WriteFloats(
               Values(
                   scale_a[half] * pair[0] * scale_b[at].x + bias[at].x,
@@ -442,7 +442,7 @@ class TileStore {
               state);
         }
       }
-      if constexpr (!Shape::kAdds) {
+      if constexpr (!Shape::kFloatOut) {
         boxes_.template Write<kBoxColumns, false>(
             words, warp_ * 16 + lane_matrix_ % 2 * 8 + lane_row_, block + lane_matrix_ / 2);
       }

@@ -160,7 +160,7 @@ void Plan::CheckCanImplement() const {
         "kernel " + std::string(entry().id) + " cannot compute m=" + std::to_string(problem_.m) +
         " n=" + std::to_string(problem_.n) + " k=" + std::to_string(problem_.k) + " with batch=" +
         std::to_string(problem_.batch) + " and splits=" + std::to_string(problem_.splits) +
-        (problem_.adds_to_d ? ", added to d" : "") + "; use another kernel or backend");
+        (problem_.accumulate ? ", added to d" : "") + "; use another kernel or backend");
   }
 }
 

@@ -115,7 +115,7 @@ void Init(Plan* self, const std::variant<std::string, std::shared_ptr<LinkedKern
           std::int64_t scale_b_stride_n, std::int64_t group_stride_scale_b, nb::bytes epilogue,
           const std::vector<std::size_t>& pointers,
           const std::vector<std::pair<std::size_t, std::size_t>>& minima, bool discards_out,
-          bool adds_to_out) {
+          bool accumulate) {
   GemmProblem problem;
   problem.m = ToInt("m", m);
   problem.n = ToInt("n", n);
@@ -141,7 +141,7 @@ void Init(Plan* self, const std::variant<std::string, std::shared_ptr<LinkedKern
   problem.scale_b_stride_n = scale_b_stride_n;
   problem.group_stride_scale_b = group_stride_scale_b;
   problem.discards_d = discards_out;
-  problem.adds_to_d = adds_to_out;
+  problem.accumulate = accumulate;
   if (const auto* const linked = std::get_if<std::shared_ptr<LinkedKernel>>(&kernel)) {
     new (self) Plan(*linked, ToTensors(tensors), problem,
                     {std::string(epilogue.c_str(), epilogue.size()), pointers, minima});
@@ -188,7 +188,7 @@ NB_MODULE(_sm90, m) {
       "group_stride_scale_b"_a = 0, "epilogue"_a = nb::bytes("", 0),
       "pointers"_a = std::vector<std::size_t>(),
       "minima"_a = std::vector<std::pair<std::size_t, std::size_t>>(), "discards_out"_a = false,
-      "adds_to_out"_a = false,
+      "accumulate"_a = false,
       "Checks the problem; makes no CUDA call.\n\n"
       "Args:\n"
       "  kernel: an id from kernels(), or a LinkedKernel.\n"
@@ -221,7 +221,7 @@ NB_MODULE(_sm90, m) {
       "  minima: (position, elements) of those of the epilogue's tensors, of floats, that get\n"
       "    -infinity before the kernel.\n"
       "  discards_out: a LinkedKernel stores out into one row, again and again.\n"
-      "  adds_to_out: out += d instead of out = d, for kernels that can.\n\n"
+      "  accumulate: out += d instead of out = d, for kernels that can.\n\n"
       "Raises:\n"
       "  ValueError: the kernel cannot compute the problem, or an argument is out of range.");
   stoneware::driver::BindLaunches(plan);

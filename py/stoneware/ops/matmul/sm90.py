@@ -27,6 +27,8 @@ class _Sm90(Sm90):
             return reason
         if problem.accumulate and problem.out_dtype != WIDE_DTYPE:
             return f"its kernels add to an out of float32, not of {problem.out_dtype}; use another backend"
+        if problem.accumulate and problem.batch > 1:
+            return f"batch={problem.batch} must be 1 for its kernels that add to out; use another backend"
         if problem.batch > 1 and all(map(split_k.is_splitk_sm90, kernels)):
             return (
                 f"batch={problem.batch} must be 1 for this build's kernels {problem.a_dtype}*"
@@ -78,7 +80,7 @@ class _Sm90(Sm90):
 
     def fields(self, problem: Problem) -> dict[str, Any]:
         names = ("batch", "batch_stride_a", "batch_stride_b", "batch_stride_d")
-        return {"adds_to_out": problem.accumulate, **{name: getattr(problem, name) for name in names}}
+        return {"accumulate": problem.accumulate, **{name: getattr(problem, name) for name in names}}
 
 
 BACKEND = _Sm90(SPEC)
