@@ -223,9 +223,10 @@ def test_public_call_agrees_with_float64(dtype, layout, backend, device):
 
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
 @pytest.mark.parametrize("out_dtype", [torch.float32, torch.bfloat16])
-def test_products_are_added_to_out(out_dtype, layout, device):
+@pytest.mark.parametrize(("m", "n"), [(200, 264), (2112, 2088)], ids=["a tile a block", "tiles after one another"])
+def test_products_are_added_to_out(m, n, out_dtype, layout, device):
     """Once, whatever computes them: each tile, tails and splits included. Rows between those of out stay."""
-    problem = Problem.dense(m=200, n=264, k=1032, out_dtype=DTYPE_NAMES[out_dtype], layout=layout)
+    problem = Problem.dense(m=m, n=n, k=1032, out_dtype=DTYPE_NAMES[out_dtype], layout=layout)
     accumulating = dataclasses.replace(problem, ldd=problem.ldd + 32, accumulate=True)
     configs = [
         config
@@ -239,15 +240,41 @@ def test_products_are_added_to_out(out_dtype, layout, device):
     assert {"vendor", "reference"} <= {config.backend for config in configs}
     assert ("sm90" in {config.backend for config in configs}) == (out_dtype == torch.float32 and layout in fitting)
     tensors = operands.make(problem, "cuda")
-    before = torch.randn(200, 296, device="cuda", dtype=out_dtype)
-    expected = before[:, :264].double() + tensors.a.double() @ tensors.b.double()
+    before = torch.randn(m, n + 32, device="cuda", dtype=out_dtype)
+    expected = before[:, :n].double() + tensors.a.double() @ tensors.b.double()
     for config in configs:
         base = before.clone()
-        out = base[:, :264]
+        out = base[:, :n]
         assert stoneware.matmul(tensors.a, tensors.b, out=out, accumulate=True, config=config) is out
         error = torch.linalg.norm(out.double() - expected) / torch.linalg.norm(expected)
         assert error < tolerance.on_gpu("bf16", DTYPE_NAMES[out_dtype], 1032), config
-        assert torch.equal(base[:, 264:], before[:, 264:]), config
+        assert torch.equal(base[:, n:], before[:, n:]), config
+
+
+@pytest.mark.parametrize("b_shape", [(4, 528, 264), (528, 264), (528,)], ids=["batch", "shared", "vector"])
+def test_products_of_a_batch_are_added_to_out(b_shape, device):
+    a, b = (torch.randn(shape, device="cuda").bfloat16() for shape in ((4, 200, 528), b_shape))
+    out = torch.randn(4, 200, *b_shape[-1:] * (len(b_shape) > 1), device="cuda")
+    expected = out.double() + a.double() @ b.double()
+    stoneware.matmul(a, b, out=out, accumulate=True)
+    assert torch.linalg.norm(out.double() - expected) / torch.linalg.norm(expected) < 1e-5
+
+
+@pytest.mark.parametrize("backend", ["sm90", "vendor"])
+def test_a_graph_adds_to_out_at_each_replay(backend, device):
+    dy, x = (torch.randn(2048, size, device="cuda").bfloat16() for size in (264, 528))
+    weight_gradient = dy.t(), x
+    out = torch.zeros(264, 528, device="cuda")
+    if backend == "sm90" and not any(kernel.config["out"] == "fp32" and "splitk" in kernel.id for kernel in KERNELS):
+        pytest.skip("this build has no kernel that adds to out")
+    stoneware.matmul(*weight_gradient, out=out, accumulate=True, backend=backend)
+    once = out.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        stoneware.matmul(*weight_gradient, out=out, accumulate=True, backend=backend)
+    graph.replay()
+    graph.replay()
+    assert torch.linalg.norm(out - 3 * once) / torch.linalg.norm(once) < 1e-5
 
 
 def test_sizes_that_no_kernel_of_ours_takes_fall_to_the_vendor(device):

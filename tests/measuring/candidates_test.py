@@ -367,6 +367,14 @@ def test_gradients_have_slow_accumulation_and_another_dtype_of_a():
     ]
 
 
+def test_results_of_matmul_in_float32_are_those_of_bf16_operands():
+    made = workloads.problems(ops=["matmul"], shapes=["16x64x32"], out_dtypes=["fp32", "fp16"], layouts=["tn"])
+    assert [(problem.a_dtype, problem.out_dtype, problem.layout) for problem in made] == [
+        ("bf16", "fp32", "tn"),
+        ("fp16", "fp16", "tn"),
+    ]
+
+
 def test_a_shape_of_four_sizes_is_a_batch_of_matmul():
     [problem] = workloads.problems(ops=["matmul"], shapes=["8x16x64x32"])
     assert problem == MatmulProblem.dense(m=16, n=64, k=32, batch=8)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stoneware import nn
+from stoneware import batch_invariant, matmul, nn
+from stoneware.nn import main_grad
 
 K, N = 128, 256
 LAYERS = {
@@ -51,6 +54,24 @@ def test_hooks_that_wait_for_a_gradient_get_one(name):
     layer(torch.randn(32, K).bfloat16()).sum().backward()
     assert layer.weight.grad_added_to_main_grad is True
     assert len(seen) == 1 and layer.weight.grad.shape == (N, K)
+
+
+@pytest.mark.parametrize("is_invariant", [False, True])
+def test_a_batch_invariant_backward_asks_for_no_kernel_that_adds(is_invariant, monkeypatch):
+    """Few of them have a fixed order of sums, and torch's has none."""
+    asked = []
+
+    def recorded(*args, **options):
+        asked.append(options.get("accumulate", False))
+        return matmul(*args, **options)
+
+    monkeypatch.setattr(main_grad, "matmul", recorded)
+    layer, x = with_buffer(LAYERS["bf16"]()), torch.randn(32, K).bfloat16()
+    expected = layer.weight.main_grad + x.float().sum(0)
+    with batch_invariant() if is_invariant else contextlib.nullcontext():
+        layer(x).sum().backward()
+    assert asked == [not is_invariant]
+    torch.testing.assert_close(layer.weight.main_grad, expected, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["bf16", "rowwise"])

@@ -225,6 +225,33 @@ def test_products_with_a_vector_are_added_to_out():
     assert torch.allclose(out, before + a.float() @ v.float(), atol=1e-5)
 
 
+OUTS = {
+    "a batch": lambda: torch.randn(4, 3, 8),
+    "batches in another order": lambda: torch.randn(3, 4, 8).transpose(0, 1),
+    "two strides of a batch": lambda: torch.randn(2, 5, 3, 8).transpose(0, 1)[:4],
+    "rows apart": lambda: torch.randn(4, 3, 11)[..., :8],
+    "negated": lambda: torch._neg_view(torch.randn(4, 3, 8)),
+}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("name", OUTS)
+def test_products_of_a_batch_are_added_to_an_out_of_any_strides(name, shared):
+    out = OUTS[name]()
+    a, b = torch.randn(*out.shape[:-1], 16).bfloat16(), torch.randn(*out.shape[:-2], 16, 8).bfloat16()
+    b = b[:1] if shared else b
+    expected = out + a.float() @ b.float()
+    assert sw.matmul(a, b, out=out, accumulate=True) is out
+    assert torch.allclose(out, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("value", [1, None, "yes", torch.tensor(True)], ids=str)
+def test_accumulate_is_a_bool(value):
+    a, b, out = torch.randn(4, 16).bfloat16(), torch.randn(16, 8).bfloat16(), torch.zeros(4, 8)
+    with pytest.raises(TypeError, match=r"accumulate=.* must be a bool; pass True or False"):
+        sw.matmul(a, b, out=out, accumulate=value)
+
+
 def test_products_are_added_to_out_in_a_graph():
     a, b, before = torch.randn(24, 16).bfloat16(), torch.randn(16, 8).bfloat16(), torch.randn(24, 8)
     out = before.clone()
@@ -255,11 +282,15 @@ def test_what_adds_is_measured_as_what_overwrites():
     adding = replace(adding, accumulate=True)
     assert adding.representative == replace(adding, accumulate=False)
     assert adding.key == adding.representative.key
-    assert sm90.BACKEND.fields(adding)["adds_to_out"]
+    assert sm90.BACKEND.fields(adding)["accumulate"]
     configs = [config.kernel for config in sm90.BACKEND.configs(adding, H200)]
     assert configs and not any("cooperative" in kernel for kernel in configs)
     narrow = replace(Problem.dense(m=16, n=64, k=64), accumulate=True)
     assert "add to an out of float32" in sm90.BACKEND.supports(narrow, H200)
+    batch = replace(Problem.dense(m=16, n=64, k=64, out_dtype="fp32", layout="tn", batch=4), accumulate=True)
+    assert "batch=4 must be 1 for its kernels that add" in sm90.BACKEND.supports(batch, H200)
+    with pytest.raises(ValueError, match="accumulate=True must have no bias"):
+        replace(adding, has_bias=True)
 
 
 @pytest.mark.parametrize("name", ARRANGEMENTS)
@@ -468,7 +499,7 @@ BAD_OPTIONS = {
     "out of another dtype than asked for": (
         {"out": torch.empty(8, 8), "out_dtype": torch.bfloat16},
         TypeError,
-        ["out.dtype=torch.float32 must be torch.bfloat16", "omit out"],
+        ["out.dtype=torch.float32 must be torch.bfloat16", "an out of torch.bfloat16"],
     ),
     "out_dtype unknown": (
         {"out_dtype": torch.float64},

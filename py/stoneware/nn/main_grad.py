@@ -115,7 +115,8 @@ def _add_matmul(main_grad: torch.Tensor, gradient: torch.Tensor, x: torch.Tensor
     """main_grad += gradient^T @ x, of the rows of both."""
     rows = [matrix.reshape(-1, matrix.shape[-1]) for matrix in (gradient, x)]
     gradient, x = (matrix if matrix.dtype in BITS_16 else matrix.bfloat16() for matrix in rows)
-    if main_grad.dtype in (gradient.dtype, torch.float32):
+    # In batch-invariant mode only kernels of ours run, of which few add.
+    if main_grad.dtype in (gradient.dtype, torch.float32) and not policy.is_batch_invariant():
         matmul(gradient.t(), x, out=main_grad, accumulate=True)
     else:
         main_grad += matmul(gradient.t(), x, out_dtype=torch.float32)

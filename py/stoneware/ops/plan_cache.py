@@ -139,13 +139,10 @@ class OpPlans:
     def _run_negated(self, arguments: tuple[Any, ...]) -> torch.Tensor:
         """A call with views that torch negates when it reads them, like the imaginary part of a conjugate.
         Kernels read the memory itself."""
-        *inputs, out = arguments[: self._num_tensors]
-        result = self.run(
-            *[tensor if tensor is None else tensor.resolve_neg() for tensor in inputs],
-            None if out is not None and out.is_neg() else out,
-            *arguments[self._num_tensors :],
-        )
-        return result if out is None else out if out is result else out.copy_(result)
+        tensors = [tensor if tensor is None else tensor.resolve_neg() for tensor in arguments[: self._num_tensors]]
+        result = self.run(*tensors, *arguments[self._num_tensors :])
+        out = arguments[self._num_tensors - 1]
+        return result if out is None or out is result else out.copy_(result)
 
     def _fast_call(self) -> tuple[Any, str]:
         """The native module's part of this op, or None and why."""

@@ -164,11 +164,9 @@ def check_out(out: torch.Tensor, shape: tuple[int, ...], out_dtype: torch.dtype,
     if out.dtype != out_dtype:
         is_allowed = DTYPE_NAMES.get(out.dtype) in allowed
         remedy = f"out_dtype={out.dtype}" if is_allowed else f"an out of {dtype_texts(allowed)}, its dtype as out_dtype"
-        raise TypeError(f"out.dtype={out.dtype} must be {out_dtype}; pass {remedy}, or omit out")
+        raise TypeError(f"out.dtype={out.dtype} must be {out_dtype}; pass {remedy}, or an out of {out_dtype}")
     if tuple(out.shape) != shape:
-        raise ValueError(
-            f"out.shape={list(out.shape)} must be {list(shape)}; allocate it with torch.empty({list(shape)}, ...)"
-        )
+        raise ValueError(f"out.shape={list(out.shape)} must be {list(shape)}, the result's; pass an out of this shape")
     if not out.numel():
         return
     if out.ndim and out.shape[-1] > 1 and out.stride(-1) != 1:
@@ -195,7 +193,7 @@ def refuse_gradients(op: str, tensors: NamedTensors, *, is_out: bool = False) ->
             f"{op}{' with out=' if is_out else ''} has no backward",
             names,
             "call it under torch.no_grad()",
-            "omit out" if is_out else None,
+            "omit out, and copy or add the result to it" if is_out else None,
         )
 
 

@@ -40,7 +40,7 @@ class TritonAot(Backend):
         if reason is not None:
             return reason
         if getattr(problem, "accumulate", False):
-            return f"{self.name} has no kernel that adds to out; leave out accumulate"
+            return f"{self.name} has no kernel that adds to out; use another backend"
         if getattr(problem, "batch", 1) != 1:
             return f"batch={problem.batch} must be 1 for {self.name}, whose kernels compute one matmul"
         for name in ("n", "k", "lda", "ldb", "ldd"):

@@ -68,6 +68,8 @@ class Problem(AnyProblem):
         self.check_choices({"a_dtype": DTYPES, "b_dtype": (self.a_dtype,), "out_dtype": (self.a_dtype, WIDE_DTYPE)})
         self.check_choices({"layout": LAYOUTS})
         self.check_sizes(in_units=False)
+        if self.accumulate and self.has_bias:
+            raise ValueError("accumulate=True must have no bias; leave out has_bias")
         check_count("batch", self.batch, remedy="leave it out for one matmul")
         for name in self.strides:
             if self.batch == 1 and getattr(self, name):

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from stoneware.errors import quoted
 from stoneware.kernels.config import Config
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.matmul import checks, reference, sm90, vendor
@@ -62,14 +63,15 @@ def matmul(
       accumulate: out += a @ b instead of out = a @ b. Needs out, and no bias. The sum is rounded once, to
         out's dtype.
       backend: run this backend only: "sm90", "triton_aot", "vendor" or "reference".
-      config: run this config; None takes what `stoneware.explain` shows. Not for gradients.
+      config: run this config; None takes what `stoneware.explain` shows, or with accumulate the first of its
+        candidates that can add to out. Not for gradients.
 
     Returns:
       out, or what the epilogue returns.
 
     Raises:
-      TypeError: an argument is not a tensor, or has the wrong dtype.
-      ValueError: a shape, stride or device breaks a rule.
+      TypeError: an argument is not a tensor, or has the wrong dtype; accumulate is not a bool.
+      ValueError: a shape, stride or device breaks a rule; accumulate is True without out, or with a bias.
       ForwardOnlyError: the call would need a gradient together with out, or a tangent.
       BackwardNotBuiltError: the call would need a gradient that this installation was built without.
       UnsupportedError: no backend, or not the requested one, can run the problem here.
@@ -77,6 +79,9 @@ def matmul(
       TableError: the tuning table of this installation is damaged.
       DriverError: the CUDA driver refuses.
     """
+    # Not among the checks: a plan that was made for True would be found for 1, which equals it.
+    if accumulate is not True and accumulate is not False:
+        raise TypeError(f"accumulate={quoted(accumulate)} must be a bool; pass True or False")
     if epilogue is not None:
         from stoneware.ops import fused
 

@@ -64,7 +64,7 @@ def plan(
     if out is not None:
         tensor_checks.check_out(out, shape, out_dtype, allowed)
     if 0 in (*shape, a.shape[-1]):
-        return _leave if accumulate else _run_without_matmuls
+        return tensor_checks.run_nothing if accumulate else _run_without_matmuls
     pointers = [tensor.data_ptr() for tensor in (a, b, out) if tensor is not None]
     problem, is_transposed, copies = arrangement(
         a,
@@ -100,10 +100,6 @@ def _with_swapped_operands(plan: Plan) -> Plan:
         plan(b, a, out, bias)
 
     return run
-
-
-def _leave(*tensors: torch.Tensor | None) -> None:
-    """The plan for an empty sum that is added to out."""
 
 
 def _run_without_matmuls(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:

@@ -53,7 +53,7 @@ class Arrangement(NamedTuple):
       problem: the problem.
       is_transposed: whether it is out^T = b^T @ a^T.
       copies: tensor -> how it is copied at each call: an operand is made dense, or expanded to the whole
-        batch, like in torch.matmul; "out" is computed in a dense tensor.
+        batch, like in torch.matmul; "out" is computed in a dense tensor, or added to in a dense copy.
     """
 
     problem: Problem
@@ -92,7 +92,7 @@ def arrangement(
             return Arrangement(_problem(left, right, d, **fields), is_transposed, copies)
         for name in irregular:
             if name == "out":
-                copies[name] = dense_like
+                copies[name] = torch.Tensor.contiguous if fields.get("accumulate") else dense_like
             else:
                 layout = _layout(matrices[name], "nt" if name == "a" else "tn")
                 copies[name] = functools.partial(_dense_batch, batch, layout == "t")
