@@ -36,15 +36,16 @@ __device__ void FetchAhead(const typename Shape::Params& params,
                      static_cast<unsigned>(n * Shape::kOperandBytes));
       }
     }
-    return;
-  }
-  for (int line = static_cast<int>(threadIdx.x); line < Shape::kTileN * Shape::kChunks;
-       line += Shape::kConsumerThreads) {
-    const int n = slice.first_tile * Shape::kTileN + line / Shape::kChunks;
-    const int k = slice.first_step * Shape::kTileK + line % Shape::kChunks * Shape::kChunkElements;
-    if (n < params.n && k < params.k) {
-      PrefetchToL2(static_cast<const char*>(params.b) + n * params.ldb_bytes +
-                   static_cast<unsigned>(k * Shape::kOperandBytes));
+  } else {
+    for (int line = static_cast<int>(threadIdx.x); line < Shape::kTileN * Shape::kChunks;
+         line += Shape::kConsumerThreads) {
+      const int n = slice.first_tile * Shape::kTileN + line / Shape::kChunks;
+      const int k =
+          slice.first_step * Shape::kTileK + line % Shape::kChunks * Shape::kChunkElements;
+      if (n < params.n && k < params.k) {
+        PrefetchToL2(static_cast<const char*>(params.b) + n * params.ldb_bytes +
+                     static_cast<unsigned>(k * Shape::kOperandBytes));
+      }
     }
   }
 }

@@ -10,6 +10,7 @@ import torch
 
 import stoneware as sw
 from stoneware.errors import UnsupportedError
+from stoneware.ops.dispatch import Operation
 from stoneware.sessions import model, session
 from stoneware.tuning import policy
 
@@ -190,6 +191,46 @@ def test_a_module_has_its_linears_by_dtype():
         Fp8(32, 64),
     )
     assert model.layers_of_module(module) == {"bf16": [model.Layer("0", 128, 64)], "fp8": [model.Layer("4", 32, 64)]}
+
+
+class FeedForward(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate_proj, self.up_proj = (torch.nn.Linear(256, 512, bias=False) for _ in range(2))
+        self.down_proj = torch.nn.Linear(512, 256, bias=False)
+
+    def forward(self, x):
+        return self.down_proj(torch.nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+RECIPES = {"rowwise": "fp8", "blockwise": "fp8_block", "tensorwise": "fp8_tensor"}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_converted_module_has_the_matmuls_that_it_runs(recipe, monkeypatch):
+    module = torch.nn.Sequential(torch.nn.Linear(128, 256), FeedForward()).bfloat16().eval()
+    sw.nn.convert(module, recipe, frozen=True)
+    ran, plan = [], Operation.plan
+
+    def recorded(self, problem, *arguments, **options):
+        ran.append(problem.key)
+        return plan(self, problem, *arguments, **options)
+
+    monkeypatch.setattr(Operation, "plan", recorded)
+    policy.forget_plans()
+    with torch.no_grad():
+        module(torch.randn(16, 128).bfloat16())
+    found = model.layers_of_module(module)
+    assert {*found} == {RECIPES[recipe]}
+    measured, skipped = model.problems(found[RECIPES[recipe]], [16], [RECIPES[recipe]])
+    assert not skipped and {problem.key for problem in measured} == {*ran}
+
+
+def test_a_module_that_trains_in_fp8_is_refused():
+    module = torch.nn.Sequential(torch.nn.Linear(64, 128)).bfloat16()
+    sw.nn.convert(module, "rowwise")
+    with pytest.raises(ValueError, match=r"0 is a Float8Linear; run a training step under sw.tuning\(\"on_miss\"\)"):
+        model.layers_of_module(module)
 
 
 def test_tune_measures_a_module_and_plans_anew(monkeypatch, tmp_path):

@@ -94,6 +94,16 @@ BAD = {
         ValueError,
         ["n=40", "multiple of 16", "pad"],
     ),
+    "k no multiple, with scales of the k before": (
+        lambda: {
+            "a": random_fp8(M, 100),
+            "b": random_fp8(N, 100).t(),
+            "scale_a": torch.ones(M, 4),
+            "scale_b": torch.ones(4, 4),
+        },
+        ValueError,
+        ["k=100", "multiple of 16", "pad"],
+    ),
     "lda misaligned": (lambda: {"a": random_fp8(M, 72)[:, :K]}, ValueError, ["lda=72", "multiple of 16", "copy"]),
     "ldb misaligned": (lambda: {"b": random_fp8(N, 72)[:, :K].t()}, ValueError, ["ldb=72", "multiple of 16"]),
     "a expanded": (lambda: {"a": random_fp8(1, K).expand(M, K)}, ValueError, ["lda=0", "k=64", "copy"]),

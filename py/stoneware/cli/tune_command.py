@@ -95,7 +95,7 @@ def tune(
     tensor_parallel: Annotated[int, typer.Option(help="GPUs that share a layer of --model.")] = 1,
     max_batch_tokens: Annotated[int, typer.Option(help="Most tokens of a batch of --model.")] = 8192,
     dtype: Annotated[
-        str, typer.Option(help="Dtypes of --model: bf16, fp16, fp8 (a scale per row) or fp8_block.")
+        str, typer.Option(help="Dtypes of --model: bf16, fp16, fp8 (a scale per row), fp8_block or fp8_tensor.")
     ] = "bf16,fp8",
     rounds: Annotated[int, typer.Option(help="Timings of each candidate.")] = 50,
     seconds_per_problem: Annotated[float, typer.Option(help="Stop timing a problem after this long.")] = 2.0,

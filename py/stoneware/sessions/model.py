@@ -29,8 +29,13 @@ if TYPE_CHECKING:
     from stoneware.specs.problem import AnyProblem
     from stoneware.tuning.store import Store
 
-DTYPES = ("bf16", "fp16", "fp8", "fp8_block")
-"""Dtypes of operands: matmul's two; e4m3 with a scale for each row and column; e4m3 with block scales."""
+_SCALES = {"fp8": "row", "fp8_block": "block", "fp8_tensor": "tensor"}
+
+DTYPES = ("bf16", "fp16", *_SCALES)
+"""Dtypes of operands: matmul's two; e4m3 with a scale for each row and column, with block scales, or with one scale."""
+
+_DTYPE_OF_RECIPE = {"blockwise": "fp8_block", "tensorwise": "fp8_tensor"}
+"""Of a frozen layer; of any other recipe, and of modules without one, "fp8"."""
 
 MAX_CONFIG_BYTES = 16 << 20
 """The longest config.json that is read. Most have a few KiB; names of labels can add some MiB."""
@@ -213,16 +218,20 @@ def _of_layer(layer: Layer, dtype: str, tokens: Sequence[int]) -> Iterator[AnyPr
             raise ValueError(f"grouped_mm takes bf16 or fp8, not {dtype}; name one of these")
         make = spec_of("grouped_mm").make_problem
         groups = layer.num_experts
-        if dtype.startswith("fp8"):
-            sizes |= {"dtype": "e4m3", "scales": "block" if "block" in dtype else "row"}
+        if dtype == "fp8_tensor":
+            raise ValueError(
+                "grouped_mm takes fp8 with a scale per row or for blocks, not fp8_tensor; name one of these"
+            )
+        if dtype in _SCALES:
+            sizes |= {"dtype": "e4m3", "scales": _SCALES[dtype]}
         else:
             sizes["dtype"] = dtype
         for rows in dict.fromkeys(max(1, one * layer.per_token // groups) * groups for one in tokens):
             yield make(m=rows, num_groups=groups, **sizes)
         return
     for m in tokens:
-        if dtype.startswith("fp8"):
-            yield spec_of("scaled_mm").make_problem(m=m, scales="block" if "block" in dtype else "row", **sizes)
+        if dtype in _SCALES:
+            yield spec_of("scaled_mm").make_problem(m=m, scales=_SCALES[dtype], **sizes)
         else:
             yield spec_of("matmul").make_problem(m=m, dtype=dtype, **sizes)
 
@@ -289,19 +298,46 @@ def gain(measured: Sequence[AnyProblem], store: Store, device: DeviceFingerprint
 
 def layers_of_module(module: torch.nn.Module) -> dict[str, list[Layer]]:
     """dtype of DTYPES -> the weights [n, k] of a module's linears: of nn.Linear in 16 bits, and of any
-    module whose `weight` is an e4m3 matrix."""
+    module whose `weight` is an e4m3 matrix. Gate and up of a feed-forward that `convert` fused are one weight.
+
+    Raises:
+      ValueError: a layer trains in fp8, with several matmuls of other scales and sizes.
+    """
     import torch
+
+    from stoneware.nn.fused_blocks import FusedSwiGLU
+    from stoneware.nn.linear import Float8Linear
 
     names = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "fp8"}
     found: dict[str, dict[tuple[int, int], Layer]] = {}
+    joined: set[int] = set()
+
+    def add(dtype: str, name: str, weight: torch.Tensor) -> None:
+        n, k = weight.shape
+        found.setdefault(dtype, {}).setdefault((n, k), Layer(name or "weight", n, k))
+
     for name, part in module.named_modules():
+        if isinstance(part, FusedSwiGLU):
+            state: Any = part._stoneware
+            if state.joined is not None:
+                gate_up = [part.get_submodule(layer) for layer in state.parts.gate_up]
+                joined.update(map(id, gate_up))
+                add(_dtype_of(gate_up[0], "fp8"), f"{name}.gate_up", state.joined[0])
         weight = getattr(part, "weight", None)
         if not isinstance(weight, torch.Tensor) or weight.ndim != 2 or weight.dtype not in names:
             continue
-        if isinstance(part, torch.nn.Linear) or weight.dtype == torch.float8_e4m3fn:
-            n, k = weight.shape
-            found.setdefault(names[weight.dtype], {}).setdefault((n, k), Layer(name or "weight", n, k))
+        if isinstance(part, Float8Linear):
+            raise ValueError(
+                f"module must not have layers that train in fp8, and {printable(name) or 'it'} is a "
+                f'{type(part).__name__}; run a training step under sw.tuning("on_miss")'
+            )
+        if id(part) not in joined and (isinstance(part, torch.nn.Linear) or weight.dtype == torch.float8_e4m3fn):
+            add(_dtype_of(part, names[weight.dtype]), name, weight)
     return {dtype: list(layers.values()) for dtype, layers in found.items()}
+
+
+def _dtype_of(layer: torch.nn.Module, dtype: str) -> str:
+    return _DTYPE_OF_RECIPE.get(getattr(layer, "recipe", ""), dtype) if dtype == "fp8" else dtype
 
 
 def tune(module: torch.nn.Module, tokens: Sequence[int] = (1, 16, 64, 256, 1024, 4096), *, rounds: int = 16) -> Gain:
@@ -313,8 +349,9 @@ def tune(module: torch.nn.Module, tokens: Sequence[int] = (1, 16, 64, 256, 1024,
     to the module.
 
     Args:
-      module: with nn.Linear in bf16 or fp16, or modules with a `weight` [n, k] in float8_e4m3fn, which
-        are measured with a scale per row; experts are not.
+      module: with nn.Linear in bf16 or fp16, or modules with a `weight` [n, k] in float8_e4m3fn: those of
+        `sw.nn` are measured with the scales of their recipe, others with a scale per row. Experts are not measured,
+        nor the matmuls of backward.
       tokens: numbers of input rows to measure.
       rounds: timings of each candidate.
 
@@ -322,7 +359,7 @@ def tune(module: torch.nn.Module, tokens: Sequence[int] = (1, 16, 64, 256, 1024,
       The gain in speed; print it.
 
     Raises:
-      ValueError: the module has no such linear, or an argument breaks its rule.
+      ValueError: the module has no such linear, or one that trains in fp8, or an argument breaks its rule.
       UnsupportedError: its weights are not on one GPU.
       StoreError: samples cannot be stored.
     """

@@ -10,6 +10,7 @@ import torch
 from stoneware.ops import tensor_checks
 from stoneware.ops.backend import Plan
 from stoneware.runtime.dtypes import DTYPE_NAMES
+from stoneware.specs.problem import PADDING, check_count, unit
 from stoneware.specs.scaled_mm import SPEC
 from stoneware.specs.scaled_mm_problem import BLOCK, IN_DTYPES, OUT_DTYPES, Problem, num_blocks, padded_num_blocks
 
@@ -43,6 +44,8 @@ def plan(
     a_dtype = tensor_checks.check_dtype("a", a, IN_DTYPES, "quantize it with sw.quantize(a)")
     b_dtype = tensor_checks.check_dtype("b", b, IN_DTYPES, "quantize the weight [n, k] with sw.quantize(weight)")
     tensor_checks.check_out_dtype(out_dtype, OUT_DTYPES)
+    if m and n:  # before the scales, whose shapes depend on k
+        check_count("k", k, multiple=unit(a_dtype), remedy=PADDING["k"])
     scale_a_kind, scale_b_kind = _scale_kinds(scale_a, scale_b, m, n, k)
     has_block_scales = scale_a_kind == "block_1x128"
     if m == 1 and scale_b_kind == "row" and tuple(scale_a.shape) == (1, 1):
