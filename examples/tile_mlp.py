@@ -4,7 +4,7 @@
 
 The hidden layer never leaves the SM: a block has 64 rows of x, and walks over the hidden features, 64 at a
 time. The backward kernel computes them again, and is linked with the matmuls that autograd asks for, and no
-others. Without a GPU of Hopper the kernels are only linked.
+others. Without a GPU of Hopper the kernels are only linked, by the NVRTC and nvJitLink of a torch for CUDA.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The kernels for Hopper that are built from PTX, but for grouped ones: tiles that fit the problem.
+"""The kernels for Hopper that are built from PTX, without grouped ones: tiles that fit the problem.
 
-Each list says by what its tiles were chosen. `gemm_configs.bzl` has all kernels.
+Most lists say by what their tiles were chosen. `gemm_configs.bzl` has all kernels.
 """
 
 load(":persistent_mm_sm90.bzl", "persistent_mm_config")
@@ -139,7 +139,8 @@ _CLUSTERS = {
 }
 
 # Layouts nn and tn of bf16: (m, n) of the tile, stages, whether operands are swapped, blocks along m and n, and up to how
-# many blocks share k. Where the tile's columns run fastest in memory, they are a multiple of 64.
+# many blocks share k. Where the tile's columns run fastest in memory, they are a multiple of 64. At 205 (nn) and 230 (tn)
+# problems of an H100, some problem is slower by 2 % and more without each of them.
 _LAYOUTS = {
     "nn": [
         ((64, 72), 12, True, (1, 1), 1),
@@ -168,7 +169,8 @@ _LAYOUTS = {
     ],
 }
 
-# Results in fp32 of bf16, by layout: the same, of tiles that are not swapped.
+# Results in fp32 of bf16, by layout: the same, of tiles that are not swapped. At 224 problems of tn on an H100, some
+# problem is slower by 4 % and more without each; those of nt were not compared.
 _FP32 = {
     "nt": [
         ((64, 64), 12, (1, 1), 8),
