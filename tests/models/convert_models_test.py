@@ -209,13 +209,14 @@ def train(name: str, model: torch.nn.Module, choices: list[Choices]) -> tuple[li
     inputs = tiny_models.inputs_of(name, model)
     optimizer = torch.optim.SGD(model.parameters(), lr=STEP_SIZE)
     losses, chosen = [], []
+    # oneDNN's gradient of a convolution in bfloat16 reads memory that nothing has written (torch 2.13).
+    has_convolution = any(isinstance(module, torch.nn.modules.conv._ConvNd) for module in model.modules())
     for step in range(STEPS):
         optimizer.zero_grad()
         mode = choices[step].replayed() if choices else Choices()
         tiny_models.seed(step)  # of dropout
         numpy.random.seed(step)  # of SpecAugment's masks
-        # oneDNN's gradient of a convolution in bfloat16 reads memory that nothing has written (torch 2.13).
-        with torch.backends.mkldnn.flags(enabled=False):
+        with torch.backends.mkldnn.flags(enabled=not has_convolution):
             with mode:
                 outputs = tensors_of(model(**inputs))
             chosen.append(mode)
