@@ -328,7 +328,7 @@ def test_other_mxfp8_experts_are_left_to_vllm():
 @pytest.mark.parametrize("activation", [MoEActivation.SILU, MoEActivation.SWIGLUOAI_UNINTERLEAVE])
 def test_experts_have_the_limit_of_the_activation(activation, device, monkeypatch):
     def clamped(output, input, limit, alpha, beta):
-        """In place of the op, which vLLM has for GPUs alone."""
+        """Stands for the op, which vLLM has for GPUs alone."""
         gate, up = input.float().chunk(2, dim=-1)
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
         output.copy_(gate * torch.sigmoid(alpha * gate) * (up + beta))

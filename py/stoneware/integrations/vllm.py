@@ -230,6 +230,7 @@ def _kernels() -> tuple[Any, Any, Any]:
 
         def process_weights_after_loading(self, layer: Any) -> None:
             """weight [n, k], weight_scale [n, k / 32] of exponents in uint8 -> scales of 128x128, or 16 bits."""
+            # A copy, because tied layers share their memory.
             weight = torch.nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
             scale = vllm_mxfp8.fold(weight, layer.weight_scale, "a layer")
             layer.weight = weight

@@ -39,6 +39,7 @@ def register(why_not_here: Callable[[], str | None]) -> None:
     try:
         from vllm.config import get_current_vllm_config_or_none as current_config
         from vllm.model_executor.layers.fused_moe.oracle import fp8, mxfp8, unquantized
+        from vllm.platforms import current_platform
 
         experts = _experts(why_not_here)
         modules = [(fp8, fp8.Fp8MoeBackend.TRITON), (unquantized, unquantized.UnquantizedMoeBackend.TRITON)]
@@ -49,7 +50,7 @@ def register(why_not_here: Callable[[], str | None]) -> None:
         raise unfit("vllm", error) from error
     for (module, backend), functions in zip(modules, own_functions):
         _wrap(module, backend, experts, current_config, *functions)
-    if why_not_here() is None:
+    if current_platform.is_cuda() or current_platform.is_cpu():
         mxfp8._SUPPORTED_BACKENDS = (mxfp8_backend, *(other for other in mxfp8_backends if other != mxfp8_backend))
         mxfp8._mxfp8_backend_to_kernel_cls = _with_experts(mxfp8_backend, experts, current_config, own_mxfp8)
 

@@ -368,6 +368,14 @@ def join(block: torch.nn.Module) -> None:
     state.joined_parameters = _parameters(layers)
 
 
+def joined(block: torch.nn.Module) -> tuple[list[torch.nn.Module], torch.Tensor] | None:
+    """The layers of a fused feed-forward that run as one matmul, gate and up, and its weight; None if they do not."""
+    state: Any = block._stoneware
+    if state.joined is None:
+        return None
+    return [block.get_submodule(name) for name in state.parts.gate_up], state.joined[0]
+
+
 class FusedExperts(FusedBlock, Experts):
     """Experts of transformers that are called like `Experts`."""
 

@@ -163,8 +163,9 @@ def check_out(out: torch.Tensor, shape: tuple[int, ...], out_dtype: torch.dtype,
     """
     if out.dtype != out_dtype:
         is_allowed = DTYPE_NAMES.get(out.dtype) in allowed
-        remedy = f"out_dtype={out.dtype}" if is_allowed else f"an out of {dtype_texts(allowed)}, its dtype as out_dtype"
-        raise TypeError(f"out.dtype={out.dtype} must be {out_dtype}; pass {remedy}, or an out of {out_dtype}")
+        other = f"an out of {dtype_texts(allowed)}, its dtype as out_dtype"
+        remedy = f"out_dtype={out.dtype}, or an out of {out_dtype}" if is_allowed else other
+        raise TypeError(f"out.dtype={out.dtype} must be {out_dtype}; pass {remedy}")
     if tuple(out.shape) != shape:
         raise ValueError(f"out.shape={list(out.shape)} must be {list(shape)}, the result's; pass an out of this shape")
     if not out.numel():

@@ -35,7 +35,7 @@ DTYPES = ("bf16", "fp16", *_SCALES)
 """Dtypes of operands: matmul's two; e4m3 with a scale for each row and column, with block scales, or with one scale."""
 
 _DTYPE_OF_RECIPE = {"blockwise": "fp8_block", "tensorwise": "fp8_tensor"}
-"""Of a frozen layer; of any other recipe, and of modules without one, "fp8"."""
+"""The dtype of a frozen layer; with any other recipe, and without one, it is "fp8"."""
 
 MAX_CONFIG_BYTES = 16 << 20
 """The longest config.json that is read. Most have a few KiB; names of labels can add some MiB."""
@@ -305,24 +305,25 @@ def layers_of_module(module: torch.nn.Module) -> dict[str, list[Layer]]:
     """
     import torch
 
-    from stoneware.nn.fused_blocks import FusedSwiGLU
+    from stoneware.nn import fused_blocks
     from stoneware.nn.linear import Float8Linear
 
     names = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "fp8"}
     found: dict[str, dict[tuple[int, int], Layer]] = {}
     joined: set[int] = set()
 
-    def add(dtype: str, name: str, weight: torch.Tensor) -> None:
+    def add(name: str, part: torch.nn.Module, weight: torch.Tensor) -> None:
         n, k = weight.shape
+        dtype = names[weight.dtype]
+        if dtype == "fp8":
+            dtype = _DTYPE_OF_RECIPE.get(getattr(part, "recipe", ""), dtype)
         found.setdefault(dtype, {}).setdefault((n, k), Layer(name or "weight", n, k))
 
     for name, part in module.named_modules():
-        if isinstance(part, FusedSwiGLU):
-            state: Any = part._stoneware
-            if state.joined is not None:
-                gate_up = [part.get_submodule(layer) for layer in state.parts.gate_up]
-                joined.update(map(id, gate_up))
-                add(_dtype_of(gate_up[0], "fp8"), f"{name}.gate_up", state.joined[0])
+        if isinstance(part, fused_blocks.FusedSwiGLU) and (gate_up := fused_blocks.joined(part)) is not None:
+            layers, whole = gate_up
+            joined.update(map(id, layers))
+            add(f"{name}.gate_up", layers[0], whole)
         weight = getattr(part, "weight", None)
         if not isinstance(weight, torch.Tensor) or weight.ndim != 2 or weight.dtype not in names:
             continue
@@ -332,12 +333,8 @@ def layers_of_module(module: torch.nn.Module) -> dict[str, list[Layer]]:
                 f'{type(part).__name__}; run a training step under sw.tuning("on_miss")'
             )
         if id(part) not in joined and (isinstance(part, torch.nn.Linear) or weight.dtype == torch.float8_e4m3fn):
-            add(_dtype_of(part, names[weight.dtype]), name, weight)
-    return {dtype: list(layers.values()) for dtype, layers in found.items()}
-
-
-def _dtype_of(layer: torch.nn.Module, dtype: str) -> str:
-    return _DTYPE_OF_RECIPE.get(getattr(layer, "recipe", ""), dtype) if dtype == "fp8" else dtype
+            add(name, part, weight)
+    return {dtype: list(of_dtype.values()) for dtype, of_dtype in found.items()}
 
 
 def tune(module: torch.nn.Module, tokens: Sequence[int] = (1, 16, 64, 256, 1024, 4096), *, rounds: int = 16) -> Gain:
