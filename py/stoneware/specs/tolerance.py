@@ -1,7 +1,8 @@
 """The one table of tolerances: how far a correct result may be from float64, by dtype and k.
 
 The error is relative, in the Frobenius norm. Its parts are independent, so they add in squares: one
-rounding of the result, and the sum of k products, whose errors of random sign grow like sqrt(k).
+rounding of the result, and the sum of k products. Errors of random sign grow like sqrt(k); where additions
+truncate, all errors have one sign, and they grow like k.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ ACCUMULATOR_ROUNDING = {"fp32": 2.0**-24, "truncated": 2.0**-23, "fast": 4e-5}
 """Relative rounding of one addition. "truncated": Hopper's 16-bit tensor cores truncate a sum that "fp32" rounds.
 "fast": its fp8 tensor cores keep about 14 bits of each sum (DeepSeek-V3 Technical Report, section
 3.3.2). docs/design/measuring.md has the errors that an H200 shows."""
+
+ACCUMULATOR_BIAS = {"truncated": 2.0**-29}
+"""Relative error of one addition that is the same in each: what truncating a sum takes from it in the mean."""
 
 MAX_ERROR, MAX_ERROR_K = 5e-3, 16384
 """The largest tolerance of any dtype up to this k. Above it the bound grows with sqrt(k), like the error
@@ -36,9 +40,10 @@ def tolerance(out_dtype: str, k: int, *, accumulator: str = "fp32") -> float:
       k: number of products in a sum.
       accumulator: a name in ACCUMULATOR_ROUNDING.
     """
-    summed = ACCUMULATOR_ROUNDING[accumulator] * math.sqrt(k)
+    rounded = ACCUMULATOR_ROUNDING[accumulator] * math.sqrt(k)
+    biased = ACCUMULATOR_BIAS.get(accumulator, 0.0) * k
     most = MAX_ERROR * math.sqrt(max(1.0, k / MAX_ERROR_K))
-    return min(math.hypot(OUTPUT_ROUNDING[out_dtype], summed), most)
+    return min(math.hypot(OUTPUT_ROUNDING[out_dtype], rounded, biased), most)
 
 
 def on_gpu(a_dtype: str, out_dtype: str, k: int) -> float:
