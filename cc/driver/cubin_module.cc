@@ -42,6 +42,48 @@ Elf64_Ehdr ElfHeader(std::string_view cubin) {
   return header;
 }
 
+// How a fat binary begins, as CUDA's fatbinary writes it.
+struct FatbinHeader {
+  std::uint32_t magic;
+  std::uint16_t version;
+  std::uint16_t header_bytes;
+  std::uint64_t content_bytes;
+};
+constexpr std::uint32_t kFatbinMagic = 0xBA55ED50;
+
+bool IsFatbin(std::string_view image) {
+  return image.size() >= sizeof(kFatbinMagic) &&
+         std::memcmp(image.data(), &kFatbinMagic, sizeof(kFatbinMagic)) == 0;
+}
+
+// Throws unless the bytes are all that the driver will read.
+void CheckImage(std::string_view image) {
+  if (!IsFatbin(image)) {
+    ElfHeader(image);
+    return;
+  }
+  FatbinHeader header{};
+  if (image.size() >= sizeof(header)) std::memcpy(&header, image.data(), sizeof(header));
+  if (header.header_bytes < sizeof(header) || image.size() < header.header_bytes ||
+      header.content_bytes > image.size() - header.header_bytes) {
+    throw std::invalid_argument("a fat binary must be whole, but its " +
+                                std::to_string(image.size()) +
+                                " bytes end before its content; rebuild the kernel or reinstall "
+                                "the package");
+  }
+}
+
+// " (a cubin for sm_90)"; nothing of a fat binary, whose cubin only the driver reads.
+std::string ArchText(std::string_view image) {
+  if (IsFatbin(image)) return "";
+  const Elf64_Ehdr header = ElfHeader(image);
+  // Toolkits before 13.0 write ELF ABI version 7 with the architecture in the low byte of the
+  // flags; from 13.0 on it is version 8 and the second byte (llvm/BinaryFormat/ELF.h, EF_CUDA_SM).
+  const bool in_low_byte = header.e_ident[EI_ABIVERSION] < 8;
+  return " (a cubin for sm_" +
+         std::to_string(in_low_byte ? header.e_flags & 0xff : header.e_flags >> 8 & 0xff) + ")";
+}
+
 std::string DeviceText(const DriverApi& api, int device) {
   int major = 0;
   int minor = 0;
@@ -59,15 +101,7 @@ std::string DeviceText(const DriverApi& api, int device) {
 
 }  // namespace
 
-std::string CubinArch(std::string_view cubin) {
-  const Elf64_Ehdr header = ElfHeader(cubin);
-  // Toolkits before 13.0 write ELF ABI version 7 with the architecture in the low byte of the
-  // flags; from 13.0 on it is version 8 and the second byte (llvm/BinaryFormat/ELF.h, EF_CUDA_SM).
-  const bool in_low_byte = header.e_ident[EI_ABIVERSION] < 8;
-  return "sm_" + std::to_string(in_low_byte ? header.e_flags & 0xff : header.e_flags >> 8 & 0xff);
-}
-
-CubinKernel::CubinKernel(CubinSpec spec) : spec_(std::move(spec)) { ElfHeader(spec_.cubin); }
+CubinKernel::CubinKernel(CubinSpec spec) : spec_(std::move(spec)) { CheckImage(spec_.image); }
 
 void CubinKernel::Prepare(const DriverApi& api, const ContextGuard& context) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -75,12 +109,12 @@ void CubinKernel::Prepare(const DriverApi& api, const ContextGuard& context) {
   if ((ready & Bit(context.device())) != 0) return;  // another thread was faster
 
   const auto loading = [&] {
-    return "loading kernel " + spec_.name + " (a cubin for " + CubinArch(spec_.cubin) + ") on " +
+    return "loading kernel " + spec_.name + ArchText(spec_.image) + " on " +
            DeviceText(api, context.device());
   };
   if (library_ == nullptr) {
     CheckWhile("cuLibraryLoadData",
-               api.cuLibraryLoadData(&library_, spec_.cubin.data(), nullptr, nullptr, 0, nullptr,
+               api.cuLibraryLoadData(&library_, spec_.image.data(), nullptr, nullptr, 0, nullptr,
                                      nullptr, 0),
                loading);
   }

@@ -15,10 +15,11 @@
 
 namespace stoneware::driver {
 
-// What is known of a kernel before any CUDA call.
+// What is known of a kernel before any CUDA call. The bytes of `image` must outlive the
+// CubinKernel.
 struct CubinSpec {
   std::string name;                          // of the kernel, in the cubin
-  std::string_view cubin;                    // not owned; must outlive the CubinKernel
+  std::string_view image;                    // a cubin, or a fat binary with one; not owned
   std::vector<std::size_t> parameter_bytes;  // the size of each parameter, as the host packs it
   unsigned shared_bytes = 0;                 // dynamic shared memory of a launch
 };
@@ -27,7 +28,8 @@ struct CubinSpec {
 // per device. Thread-safe; a failed attempt throws and the next call tries again.
 class CubinKernel {
  public:
-  // No CUDA call. Throws std::invalid_argument if the bytes are not a whole cubin.
+  // No CUDA call. Throws std::invalid_argument if the image is neither a whole cubin nor a whole
+  // fat binary.
   explicit CubinKernel(CubinSpec spec);
 
   CubinKernel(const CubinKernel&) = delete;
@@ -61,9 +63,5 @@ class CubinKernel {
   CUlibrary library_ = nullptr;  // stays loaded: a launch may still be running
   CUkernel kernel_ = nullptr;    // set before the first bit of ready_devices_
 };
-
-// The architecture that a cubin was built for, such as "sm_90", from its ELF header. Throws
-// std::invalid_argument if the bytes are not a whole cubin.
-std::string CubinArch(std::string_view cubin);
 
 }  // namespace stoneware::driver

@@ -158,7 +158,7 @@ class Kernel {
     }
     CubinSpec spec;
     spec.name = std::move(symbol);
-    spec.cubin = {cubin_.data(), cubin_.size()};
+    spec.image = {cubin_.data(), cubin_.size()};
     for (const char kind : parameters_) spec.parameter_bytes.push_back(ParameterBytes(kind));
     spec.shared_bytes = shape_.shared_bytes;
     return spec;
@@ -303,7 +303,7 @@ NB_MODULE(_driver, m) {
       .def(nb::init<const nb::bytes&, std::string, std::string, unsigned, unsigned>(), "cubin"_a,
            "symbol"_a, "parameters"_a, "block_threads"_a, "shared_bytes"_a,
            "Args:\n"
-           "  cubin: the bytes of the cubin.\n"
+           "  cubin: its bytes, or those of a fat binary that has it.\n"
            "  symbol: the kernel's name in it.\n"
            "  parameters: a letter per kernel parameter: P pointer, i int32, q int64, f float32.\n"
            "  block_threads: threads of a block.\n"

@@ -79,13 +79,13 @@ _HOST = """\
 _HOST_ENTRY = """\
 #include "{{config_header}}"
 
-extern "C" const char {{cubin_begin}}[];
-extern "C" const char {{cubin_end}}[];
+extern "C" const char {{image_begin}}[];
+extern "C" const char {{image_end}}[];
 extern "C" const stoneware::gemm::KernelEntry {{entry}};
 const stoneware::gemm::KernelEntry {{entry}} =
     stoneware::gemm::MakeKernelEntry<stoneware::gemm::{{id}}_config,
-                                     stoneware::gemm::sm90::{template}Host>({{cubin_begin}},
-                                                                            {{cubin_end}});
+                                     stoneware::gemm::sm90::{template}Host>({{image_begin}},
+                                                                            {{image_end}});
 """
 
 def kernel_family(name, template, device_hdrs, host_hdrs, is_open = False):

@@ -76,9 +76,9 @@ struct GemmTensors {
 };
 
 struct KernelEntry {
-  const char* id;  // also the kernel's symbol in the cubin
-  const char* cubin_begin;
-  const char* cubin_end;
+  const char* id;           // also the kernel's symbol in the cubin
+  const char* image_begin;  // the fat binary that has its cubin
+  const char* image_end;
   std::size_t parameter_bytes;       // sizeof(Params), the kernel's only parameter
   std::size_t open_parameter_bytes;  // of the open kernel; 0 if the family has none
   unsigned shared_bytes;
@@ -93,15 +93,15 @@ struct KernelEntry {
                  CUstream stream);
 };
 
-// The entry of a family's host side and one config. `cubin_begin` and `cubin_end`: the cubin's
+// The entry of a family's host side and one config. `image_begin` and `image_end`: the fat binary's
 // first byte and the byte after its last, from the generated assembler file.
 template <class Config, template <class> class Host>
-constexpr KernelEntry MakeKernelEntry(const char* cubin_begin, const char* cubin_end) {
+constexpr KernelEntry MakeKernelEntry(const char* image_begin, const char* image_end) {
   static_assert(BytesOf(Config::kA) == BytesOf(Config::kB), "a and b have elements of one size");
   return {
       Config::kId,
-      cubin_begin,
-      cubin_end,
+      image_begin,
+      image_end,
       Host<Config>::kParameterBytes,
       Host<Config>::kOpenParameterBytes,
       Host<Config>::kSharedBytes,

@@ -72,7 +72,7 @@ bool IsBlock(Scale scale) { return scale == Scale::kBlock1x128 || scale == Scale
 EmbeddedKernel::EmbeddedKernel(const KernelEntry& kernel_entry)
     : entry(kernel_entry),
       cubin({entry.id,
-             {entry.cubin_begin, static_cast<std::size_t>(entry.cubin_end - entry.cubin_begin)},
+             {entry.image_begin, static_cast<std::size_t>(entry.image_end - entry.image_begin)},
              {entry.parameter_bytes},
              entry.shared_bytes}) {}
 

@@ -1,4 +1,4 @@
-// stoneware.ops._sm90: the Hopper kernels of every op with their cubins inside.
+// stoneware.ops._sm90: the Hopper kernels of every op with their cubins inside, compressed.
 //
 // Importing it makes no CUDA call. Every failed driver call is a stoneware.errors.DriverError; a
 // problem that a kernel cannot compute is a ValueError.
@@ -95,10 +95,10 @@ nb::list Kernels() {
   return kernels;
 }
 
-nb::bytes Cubin(const std::string& kernel) {
+nb::bytes Image(const std::string& kernel) {
   const KernelEntry& entry = FindKernel(kernel).entry;
-  return nb::bytes(entry.cubin_begin,
-                   static_cast<std::size_t>(entry.cubin_end - entry.cubin_begin));
+  return nb::bytes(entry.image_begin,
+                   static_cast<std::size_t>(entry.image_end - entry.image_begin));
 }
 
 void InitLinked(LinkedKernel* self, const std::string& kernel, nb::bytes cubin) {
@@ -163,8 +163,8 @@ NB_MODULE(_sm90, m) {
 
   m.def("kernels", &Kernels,
         "The kernels in this module, as dicts of id, params_bytes and shared_bytes. No CUDA call.");
-  m.def("cubin", &Cubin, "kernel"_a,
-        "The embedded cubin of one kernel, as bytes. No CUDA call.\n"
+  m.def("image", &Image, "kernel"_a,
+        "The fat binary that has one kernel's cubin, compressed, as bytes. No CUDA call.\n"
         "Raises ValueError if the module has no such kernel.");
 
   nb::class_<LinkedKernel>(m, "LinkedKernel",

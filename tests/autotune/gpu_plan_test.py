@@ -103,7 +103,7 @@ def gpu(package, monkeypatch):
     """Makes CPU tensors count as tensors of the GPU 0, an H200; returns the plans made."""
     module = types.ModuleType("stoneware.ops._sm90")
     module.Plan = Plan
-    module.cubin = str.encode  # small_package has the digests of the kernels' names
+    module.image = str.encode  # small_package has the digests of the kernels' names
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(tensor_checks, "CPU", H200)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: STREAM, raising=False)
@@ -259,12 +259,12 @@ def test_missing_native_module_is_a_reason_and_the_next_backend_runs(gpu, monkey
 
 @pytest.mark.parametrize("is_known", [True, False])
 def test_module_of_another_build_than_the_manifest_is_refused(gpu, monkeypatch, is_known):
-    def cubin(kernel):
+    def image(kernel):
         if not is_known:
             raise ValueError(f"kernel={kernel!r} is not in this module")
         return b"another build"
 
-    monkeypatch.setattr(sys.modules[sm90_kernels.MODULE], "cubin", cubin)
+    monkeypatch.setattr(sys.modules[sm90_kernels.MODULE], "image", image)
     for _ in range(2):
         with pytest.raises(TableError) as caught:
             sw.scaled_mm(*operands(16, 64, 128), backend="sm90")
@@ -273,10 +273,10 @@ def test_module_of_another_build_than_the_manifest_is_refused(gpu, monkeypatch, 
     assert gpu == []
 
 
-def test_cubin_is_read_once_per_kernel(gpu, monkeypatch):
+def test_image_is_read_once_per_kernel(gpu, monkeypatch):
     read = []
     module = sys.modules[sm90_kernels.MODULE]
-    monkeypatch.setattr(module, "cubin", lambda kernel: read.append(kernel) or kernel.encode())
+    monkeypatch.setattr(module, "image", lambda kernel: read.append(kernel) or kernel.encode())
     for m in (16, 15, 14):
         sw.scaled_mm(*operands(m, 64, 128), config=small.sm90(small.TINY))
     assert len(gpu) == 3

@@ -242,4 +242,4 @@ def forget() -> None:
     sources.forget()
     policy.forget_plans()
     native._try_import.cache_clear()
-    sm90_kernels.check_cubin.cache_clear()
+    sm90_kernels.check_image.cache_clear()

@@ -34,6 +34,7 @@ _COMPILERS = {
     "ZigTool": _ZIG,
 }
 _PROGRAMS = {
+    "CompressCubin": r"external/stoneware_cuda/tree/bin/fatbinary",
     "CudaCubin": _NVCC_WRAPPER,
     "KernelManifest": r"bazel-out/[\w.-]+/bin/tools/build_rules/private/write_manifest",
     "LinkedEpilogues": r"bazel-out/[\w.-]+/bin/tools/linked_epilogues/linked_epilogues",

@@ -122,6 +122,14 @@ def test_manifest_has_digest_and_size_and_drops_the_path(write):
     assert ".cubin" not in text
 
 
+def test_an_embedded_kernel_has_the_digest_and_size_of_its_image_and_of_its_code(write, tmp_path):
+    (tmp_path / "a.fatbin").write_bytes(b"compressed")
+    [listed] = json.loads(write([kernel("a", "a.cubin") | {"image": "a.fatbin"}]))["kernels"]
+    assert (listed["sha256"], listed["size_bytes"]) == (hashlib.sha256(b"compressed").hexdigest(), 10)
+    assert listed["code_sha256"] == digest_of((".text.", 9, b"a, longer"))
+    assert "image" not in listed
+
+
 def test_files_of_open_kernels_have_name_digest_and_size(write, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/z.fatbin").write_bytes(b"z")

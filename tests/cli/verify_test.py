@@ -53,7 +53,7 @@ def test_verify_finds_each_kind_of_damage_with_its_place(native_module, package,
     store.path.write_bytes(b"\0" * 100 + data[100:])
     (package / "cubins" / f"{small.TRITON_ID}.cubin").write_bytes(b"other bytes")
     (package / "cubins" / f"{small.TRITON_ID}.json").unlink()
-    native_module.cubin = lambda kernel_id: b"other bytes"
+    native_module.image = lambda kernel_id: b"other bytes"
     table = package / "tables" / "matmul.table"
     table.write_bytes(table.read_bytes().replace(b"matmul", b"matmuL", 1))
     forget()

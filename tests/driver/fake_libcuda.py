@@ -63,6 +63,11 @@ def cubin(sm: int = 80) -> bytes:
     return identity + struct.pack("<HHIQQQIHHHHHH", 2, 190, 1, 0, 0, 0, flags, 64, 0, 0, 0, 0, 0)
 
 
+def fatbin() -> bytes:
+    """The header of a fat binary with 8 bytes of content."""
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 8) + bytes(8)
+
+
 def error_of(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> dict[str, Any] | None:
     """What a call raises, or None."""
     try:

@@ -173,6 +173,15 @@ def test_a_cubin_that_does_not_fit_the_gpu_names_both(call: str, run_with_fake: 
     assert "another backend" in error["message"]
 
 
+def test_a_fat_binary_is_loaded_like_a_cubin(run_with_fake: Any) -> None:
+    names = run_with_fake("""
+        from stoneware.runtime import _driver
+        _driver.Kernel(fake.fatbin(), "k", "", 32, 0).launch(0, 0, 1, 1, 1)
+        report(fake.call_names())
+    """)
+    assert names.count("cuLibraryLoadData") == names.count("cuLaunchKernelEx") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "type_name", "part"),
     [
@@ -180,6 +189,8 @@ def test_a_cubin_that_does_not_fit_the_gpu_names_both(call: str, run_with_fake: 
         ("b'x' * 64, 'k', 'P', 32, 0", "ValueError", "do not begin like one"),
         ("fake.cubin()[:40], 'k', 'P', 32, 0", "ValueError", "less than an ELF header"),
         ("fake.cubin()[:40] + b'\\xff' * 24, 'k', 'P', 32, 0", "ValueError", "cut short"),
+        ("fake.fatbin()[:8], 'k', 'P', 32, 0", "ValueError", "its 8 bytes end before its content"),
+        ("fake.fatbin()[:-1], 'k', 'P', 32, 0", "ValueError", "a fat binary must be whole"),
         ("fake.cubin(), 'k', 'PX', 32, 0", "ValueError", "has 'X'"),
         ("fake.cubin(), 'k', 'P' * 65, 32, 0", "ValueError", "lists 65"),
         ("'text', 'k', 'P', 32, 0", "TypeError", ""),

@@ -5,12 +5,15 @@ nvcc compiles the one and clang the other, from the same templates. No CUDA call
 
 from __future__ import annotations
 
+import os
+import pathlib
 import struct
 
 import pytest
 
 from stoneware.ops import _sm90
 
+CUBINS = pathlib.Path(os.environ["STONEWARE_TEST_CUBINS"])
 ENTRIES = {entry["id"]: entry for entry in _sm90.kernels()}
 
 # .nv.info is a list of attributes: a format, a kind, and 2 bytes of value or, of the format EIFMT_SVAL,
@@ -47,5 +50,5 @@ def parameter_sizes(cubin: bytes, kernel: str) -> list[int]:
 
 @pytest.mark.parametrize("kernel", ENTRIES)
 def test_cubin_and_host_code_agree_on_the_size_of_the_parameter(kernel):
-    sizes = parameter_sizes(_sm90.cubin(kernel), kernel)
+    sizes = parameter_sizes((CUBINS / f"{kernel}.cubin").read_bytes(), kernel)
     assert sizes == [ENTRIES[kernel]["params_bytes"]]

@@ -47,7 +47,7 @@ def _kernels(kernels: Manifest | None, missing: Sequence[str]) -> Iterator[str]:
     """Compares the bytes of every kernel, in a file or in a native module, with the manifest."""
     in_modules: dict[str, tuple[str, ModuleType]] = {}
     for name in NATIVE_MODULES:
-        if native.why_missing(name) is None and hasattr(module := native.load(name), "cubin"):
+        if native.why_missing(name) is None and hasattr(module := native.load(name), "image"):
             in_modules |= {kernel["id"]: (name, module) for kernel in module.kernels()}
     for record in kernels.kernels.values() if kernels else ():
         if record.description_sha256:
@@ -59,7 +59,7 @@ def _kernels(kernels: Manifest | None, missing: Sequence[str]) -> Iterator[str]:
                     yield f"{file}: cannot be read: {error.strerror}; {package_files.REMEDY}"
         elif record.id in in_modules:
             name, module = in_modules[record.id]
-            yield from _digest(f"{name}: {record.id}", module.cubin(record.id), record.sha256)
+            yield from _digest(f"{name}: {record.id}", module.image(record.id), record.sha256)
         elif not missing:
             yield f"no native module holds kernel {record.id} of the manifest; {package_files.REMEDY}"
 

@@ -32,9 +32,10 @@ class KernelRecord:
       backend: "sm90" or "triton_aot".
       arch: as the compiler names it, such as "sm_90a".
       config: what the kernel was built from (dtypes, tile, schedule, ...).
-      sha256: digest of the cubin, which is checked before it is loaded.
+      sha256: digest of the cubin, or of the fat binary that an embedded one is compressed in; it is checked before
+        the kernel is loaded.
       code_sha256: digest of what the GPU executes of it; empty in a manifest without.
-      size_bytes: size of the cubin.
+      size_bytes: size of the same.
       description_sha256: digest of the launch description, `cubins/<id>.json`; empty for a kernel
         that has none.
       serves: the matmuls that it can compute, "forward", "dgrad" and "wgrad", and whether it does

@@ -72,21 +72,21 @@ def swizzled(kernel: KernelRecord, m: int, n: int) -> list[Config]:
 
 
 @functools.cache
-def check_cubin(kernel: str) -> None:
-    """Checks, once per kernel and process, that the module holds the cubin the manifest lists.
+def check_image(kernel: str) -> None:
+    """Checks, once per kernel and process, that the module holds the bytes that the manifest lists.
 
     Raises:
       UnsupportedError: the manifest has no such kernel, or the native module is missing.
-      TableError: the module's cubin is another one.
+      TableError: the module has others.
     """
     record = manifest.packaged().kernel(kernel, BACKEND)
     try:
-        cubin = "sha256=" + hashlib.sha256(native.load(MODULE).cubin(kernel)).hexdigest()
+        found = "sha256=" + hashlib.sha256(native.load(MODULE).image(kernel)).hexdigest()
     except (AttributeError, ValueError) as error:
-        cubin = f"none: {error}"
-    if cubin != f"sha256={record.sha256}":
+        found = f"none: {error}"
+    if found != f"sha256={record.sha256}":
         raise TableError(
             f"{MODULE}: expected the cubin of {kernel} with sha256={record.sha256}, as "
-            f"kernel_manifest.json says, found {cubin}; module and manifest are of different "
+            f"kernel_manifest.json says, found {found}; module and manifest are of different "
             f"builds, or damaged; {package_files.REMEDY}"
         )

@@ -69,7 +69,7 @@ class Sm90(Backend):
         return tile_rule.fits(kernel, problem.key, COMPUTE_CAPABILITY) and self.fits(problem, kernel)
 
     def plan(self, problem: Any, config: Config, device: Device) -> Plan:
-        sm90_kernels.check_cubin(config.kernel)
+        sm90_kernels.check_image(config.kernel)
         assert device.ordinal is not None  # a GPU of this machine has one
         return native.plan(self.launch(problem, config, device, config.kernel), device.ordinal)
 

@@ -8,8 +8,8 @@ namespace own {
 
 struct Entry {
   float value;
-  const char* cubin_begin;
-  const char* cubin_end;
+  const char* image_begin;
+  const char* image_end;
 };
 
 extern const Entry* const kKernelEntries[];

@@ -7,8 +7,8 @@
 namespace own {
 
 template <class Config>
-constexpr Entry MakeEntry(const char* cubin_begin, const char* cubin_end) {
-  return {Config::kValue, cubin_begin, cubin_end};
+constexpr Entry MakeEntry(const char* image_begin, const char* image_end) {
+  return {Config::kValue, image_begin, image_end};
 }
 
 }  // namespace own

@@ -8,8 +8,8 @@ namespace granite {
 
 struct Entry {
   const char* id;
-  const char* cubin_begin;
-  const char* cubin_end;
+  const char* image_begin;
+  const char* image_end;
   std::size_t parameter_bytes;
   std::size_t shared_bytes;
 };

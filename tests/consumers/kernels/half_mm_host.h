@@ -8,9 +8,9 @@
 namespace granite {
 
 template <class Config>
-constexpr Entry MakeHalfMmEntry(const char* cubin_begin, const char* cubin_end) {
+constexpr Entry MakeHalfMmEntry(const char* image_begin, const char* image_end) {
   using Mm = HalfMm<Config>;
-  return {Config::kId, cubin_begin, cubin_end, sizeof(typename Mm::Params),
+  return {Config::kId, image_begin, image_end, sizeof(typename Mm::Params),
           sizeof(typename Mm::SharedStorage)};
 }
 

@@ -17,15 +17,15 @@ load(":providers.bzl", "CudaArchsInfo", "KernelInfo", "OpenKernelsInfo")
 # `open_kernel`, what it has for each. They name what _names() returns.
 
 _EMBED_ONE = """\
-    .section .rodata.{id}_cubin, "a", @progbits
+    .section .rodata.{id}_image, "a", @progbits
     .balign 16
-    .globl {id}_cubin_begin
-    .hidden {id}_cubin_begin
-{id}_cubin_begin:
+    .globl {id}_image_begin
+    .hidden {id}_image_begin
+{id}_image_begin:
     .incbin "{path}"
-    .globl {id}_cubin_end
-    .hidden {id}_cubin_end
-{id}_cubin_end:
+    .globl {id}_image_end
+    .hidden {id}_image_end
+{id}_image_end:
     .byte 0
 """
 
@@ -112,9 +112,9 @@ def _embedded_kernels_impl(ctx):
         for kernel in target[KernelInfo].removed.to_list()
         if kernel.arch in archs
     ]
-    assembler = ctx.actions.declare_file(ctx.label.name + "_cubins.S")
+    assembler = ctx.actions.declare_file(ctx.label.name + "_images.S")
     ctx.actions.write(assembler, "".join([
-        _EMBED_ONE.format(id = kernel.id, path = kernel.cubin.path)
+        _EMBED_ONE.format(id = kernel.id, path = kernel.image.path)
         for kernel in kernels
     ]) + "    .section .note.GNU-stack, \"\", @progbits\n")
 
@@ -134,7 +134,7 @@ def _embedded_kernels_impl(ctx):
         name = ctx.label.name,
         srcs = [assembler, _registry(ctx, kernels)],
         compilation_contexts = [dep.compilation_context for dep in deps],
-        additional_inputs = [kernel.cubin for kernel in kernels],
+        additional_inputs = [kernel.image for kernel in kernels],
         user_compile_flags = ["-fvisibility=hidden"],
     )
     linking_context, _ = cc_common.create_linking_context_from_compilation_outputs(
@@ -162,7 +162,7 @@ def _embedded_kernels_impl(ctx):
 
 _embedded_kernels = rule(
     implementation = _embedded_kernels_impl,
-    doc = "Cubins as data in an object file, with the registry that lists their entries.",
+    doc = "Cubins as data in an object file, compressed, with the registry that lists their entries.",
     attrs = {
         "deps": attr.label_list(providers = [CcInfo]),
         "entry_header": attr.string(mandatory = True),
@@ -194,8 +194,8 @@ def _names(config, entry_type = None):
     }
     return headers | {
         "config_header": _include(config.id + "_config.h"),
-        "cubin_begin": config.id + "_cubin_begin",
-        "cubin_end": config.id + "_cubin_end",
+        "image_begin": config.id + "_image_begin",
+        "image_end": config.id + "_image_end",
         "entry": config.id + "_entry",
         "entry_type": entry_type,
         "id": config.id,

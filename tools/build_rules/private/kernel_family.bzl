@@ -49,10 +49,10 @@ _HOST_ENTRY = """\
 #include "{{host_header}}"
 #include "{{config_header}}"
 
-extern "C" const char {{cubin_begin}}[];
-extern "C" const char {{cubin_end}}[];
+extern "C" const char {{image_begin}}[];
+extern "C" const char {{image_end}}[];
 extern "C" const {{entry_type}} {{entry}};
-const {{entry_type}} {{entry}} = {make_entry}<{namespace}::{{id}}_config>({{cubin_begin}}, {{cubin_end}});
+const {{entry_type}} {{entry}} = {make_entry}<{namespace}::{{id}}_config>({{image_begin}}, {{image_end}});
 """
 
 def kernel_family(name, *, namespace, device, kernel, host, make_entry, device_hdrs = [], host_hdrs = [], open_kernel = None):
@@ -70,7 +70,9 @@ def kernel_family(name, *, namespace, device, kernel, host, make_entry, device_h
     entry_type of the cubin_library:
 
         template <class Config>
-        constexpr Entry MakeEntry(const char* cubin_begin, const char* cubin_end);
+        constexpr Entry MakeEntry(const char* image_begin, const char* image_end);
+
+    The image is a fat binary with the kernel's cubin, compressed: what cuLibraryLoadData takes.
 
     Config has `kId`, the kernel's id, and the `constants` of its kernel_config().
 

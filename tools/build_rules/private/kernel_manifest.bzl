@@ -40,20 +40,23 @@ def _kernel_manifest_impl(ctx):
     ctx.actions.write(listing, json.encode({
         "backward": "on" if ctx.attr._enable_backward[BackwardInfo].is_on else "off",
         "kernels": [
-            _about(kernel) | {"cubin": kernel.cubin.path} |
-            ({"description": kernel.json.path} if kernel.json != None else {})
+            _about(kernel) | {"cubin": kernel.cubin.path} | {
+                name: file.path
+                for name, file in {"description": kernel.json, "image": kernel.image}.items()
+                if file != None
+            }
             for kernel in kernels
         ],
         "left_out": [kernel.id for kernel in known if kernel.id not in seen],
         "open": [{"file": open.file.path, "kernels": open.kernels} for open in open_files],
         "removed": [_about(kernel) for kernel in removed],
     }))
-    descriptions = [kernel.json for kernel in kernels if kernel.json != None]
+    files = [file for kernel in kernels for file in (kernel.cubin, kernel.image, kernel.json) if file != None]
     out = ctx.actions.declare_file(ctx.label.name + ".json")
     ctx.actions.run(
         executable = ctx.executable._write_manifest,
         arguments = ["--kernels=" + listing.path, "--out=" + out.path],
-        inputs = [listing] + [kernel.cubin for kernel in kernels] + descriptions + [open.file for open in open_files],
+        inputs = [listing] + files + [open.file for open in open_files],
         outputs = [out],
         mnemonic = "KernelManifest",
         progress_message = "Listing {} kernels for %{{label}}".format(len(kernels)),

@@ -3,10 +3,10 @@
 KernelInfo = provider(
     doc = "Compiled GPU kernels, on their way into a module, a manifest or a wheel.",
     fields = {
-        "kernels": "depset of struct(id, op, backend, arch, config, serves, cubin, json): config and " +
-                   "serves, whether each matmul is served, are JSON; json is the launch " +
-                   "description of an ahead-of-time kernel, or None",
-        "removed": "depset of the same without cubin and json: kernels that backward = off removes",
+        "kernels": "depset of struct(id, op, backend, arch, config, serves, cubin, image, json): config and " +
+                   "serves, whether each matmul is served, are JSON; image is the fat binary that has the " +
+                   "cubin of an embedded kernel, json the launch description of an ahead-of-time kernel, or None",
+        "removed": "depset of the same without cubin, image and json: kernels that backward = off removes",
     },
 )
 

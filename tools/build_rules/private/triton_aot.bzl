@@ -57,7 +57,7 @@ def _triton_aot_impl(ctx):
         }
         if any(serves.values()):
             cubin, description = _compile(ctx, id, arch, config)
-            kernels.append(struct(cubin = cubin, json = description, **about))
+            kernels.append(struct(cubin = cubin, image = None, json = description, **about))
         else:
             removed.append(struct(**about))
     return [

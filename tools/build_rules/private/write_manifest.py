@@ -2,7 +2,8 @@
 
 The manifest's "digest" is the sha256 of the file with an empty digest; stoneware/kernels/manifest.py
 checks it by the same formula.
-The "sha256" of a cubin covers its bytes, and "code_sha256" only the code that the GPU executes.
+The "sha256" covers the bytes that ship, of a cubin or of the fat binary that an embedded one is compressed in, and
+"code_sha256" only the code that the GPU executes.
 "open" has the files of open kernels, each with the ids of the kernels in it.
 "left_out" has the ids of kernels that exist but are not in this set, "removed" those that are not built because
 backward is off for them, "backward" the value of the flag. Empty lists are omitted.
@@ -20,7 +21,8 @@ _KERNELS = flags.DEFINE_string(
     "kernels",
     None,
     "JSON: backward, left_out, removed; open, each with file and kernels; and kernels, each with id, op, backend, "
-    "arch, config, serves, cubin, and description, the path of the launch .json of a kernel that has one.",
+    "arch, config, serves, cubin; description, the path of the launch .json of a kernel that has one; and image, the "
+    "path of the fat binary of a kernel that is embedded.",
     required=True,
 )
 _OUT = flags.DEFINE_string("out", None, "The manifest to write.", required=True)
@@ -52,9 +54,10 @@ def main(argv: list[str]) -> int:
     for kernel in kernels:
         path = kernel.pop("cubin")
         cubin = pathlib.Path(path).read_bytes()
-        kernel["sha256"] = hashlib.sha256(cubin).hexdigest()
+        ships = pathlib.Path(kernel.pop("image", path)).read_bytes()
+        kernel["sha256"] = hashlib.sha256(ships).hexdigest()
         kernel["code_sha256"] = cubin_code.code_sha256(cubin)
-        kernel["size_bytes"] = len(cubin)
+        kernel["size_bytes"] = len(ships)
         description = kernel.pop("description", None)
         if description is None:  # a launch description has the symbol; otherwise it is the id
             symbols = cubin_code.kernels(cubin)
