@@ -139,50 +139,96 @@ _CLUSTERS = {
 }
 
 # Layouts nn and tn of bf16: (m, n) of the tile, stages, whether operands are swapped, blocks along m and n, and up to how
-# many blocks share k. Where the tile's columns run fastest in memory, they are a multiple of 64. At 205 (nn) and 230 (tn)
-# problems of an H100, some problem is slower by 2 % and more without each of them.
+# many blocks share k. Where the tile's columns run fastest in memory, they are a multiple of 64. Each was added for what
+# the fastest kernel of some hundred problems gains by it, in the mean (docs/design/layouts_sm90.md).
 _LAYOUTS = {
     "nn": [
         ((64, 72), 12, True, (1, 1), 1),
         ((64, 112), 9, True, (1, 1), 4),
         ((64, 144), 7, True, (1, 1), 4),
+        ((128, 16), 10, True, (1, 1), 4),
+        ((128, 32), 10, True, (1, 1), 4),
         ((128, 80), 7, True, (1, 1), 1),
+        ((128, 80), 7, True, (2, 2), 1),
         ((128, 112), 6, True, (1, 1), 1),
         ((128, 144), 5, True, (1, 1), 4),
         ((128, 168), 4, True, (1, 1), 1),
+        ((128, 200), 4, True, (1, 1), 1),
+        ((192, 88), 5, True, (1, 1), 1),
         ((256, 112), 4, True, (1, 1), 1),
+        ((256, 120), 4, True, (1, 2), 1),
         ((256, 144), 4, True, (1, 1), 1),
+        ((64, 128), 8, False, (1, 1), 8),
+        ((64, 192), 6, False, (1, 1), 8),
+        ((64, 256), 5, False, (1, 1), 4),
+        ((128, 64), 8, False, (1, 1), 8),
         ((128, 128), 6, False, (1, 1), 4),
-        ((192, 128), 4, False, (1, 1), 4),
+        ((128, 128), 6, False, (2, 1), 4),
+        ((128, 192), 4, False, (1, 1), 4),
         ((128, 192), 5, False, (1, 1), 1),
+        ((192, 128), 4, False, (1, 1), 4),
+        ((192, 128), 4, False, (1, 2), 1),
+        ((256, 128), 4, False, (1, 1), 1),
         ((256, 128), 4, False, (1, 2), 1),
         ((128, 256), 4, False, (2, 1), 1),
     ],
     "tn": [
         ((64, 64), 12, False, (1, 1), 8),
+        ((64, 128), 8, False, (1, 1), 8),
+        ((64, 192), 6, False, (1, 1), 8),
+        ((128, 64), 8, False, (1, 1), 8),
+        ((256, 64), 5, False, (1, 1), 4),
         ((128, 128), 6, False, (1, 1), 8),
-        ((192, 128), 4, False, (1, 1), 4),
+        ((128, 192), 4, False, (1, 1), 4),
         ((128, 192), 5, False, (1, 1), 1),
+        ((128, 192), 5, False, (1, 2), 1),
+        ((192, 128), 4, False, (1, 1), 4),
+        ((192, 128), 4, False, (2, 1), 1),
         ((256, 128), 4, False, (1, 1), 1),
         ((256, 128), 4, False, (1, 2), 1),
         ((128, 256), 4, False, (2, 1), 1),
     ],
 }
 
-# Results in fp32 of bf16, by layout: the same, of tiles that are not swapped. At 224 problems of tn on an H100, some
-# problem is slower by 4 % and more without each; those of nt were not compared.
+# Results in fp32 of bf16, by layout: the same. Stages are fewer, for a tile of the result takes twice the place.
 _FP32 = {
     "nt": [
-        ((64, 64), 12, (1, 1), 8),
-        ((128, 128), 5, (1, 1), 4),
-        ((128, 192), 4, (1, 1), 1),
+        ((64, 16), 12, True, (1, 1), 4),
+        ((64, 32), 12, True, (1, 1), 4),
+        ((64, 96), 8, True, (1, 1), 4),
+        ((128, 96), 5, True, (1, 1), 4),
+        ((128, 160), 4, True, (1, 1), 1),
+        ((64, 64), 12, False, (1, 1), 8),
+        ((64, 128), 7, False, (1, 1), 8),
+        ((128, 96), 5, False, (1, 1), 4),
+        ((128, 128), 5, False, (1, 1), 4),
+        ((128, 192), 4, False, (1, 1), 1),
+        ((192, 96), 4, False, (1, 1), 1),
+        ((192, 128), 3, False, (1, 1), 4),
+        ((128, 256), 3, False, (2, 1), 1),
+    ],
+    "nn": [
+        ((64, 16), 12, True, (1, 1), 4),
+        ((64, 32), 12, True, (1, 1), 4),
+        ((64, 64), 12, True, (1, 1), 8),
+        ((128, 96), 5, True, (1, 1), 4),
+        ((64, 128), 7, False, (1, 1), 8),
+        ((128, 128), 5, False, (1, 1), 4),
+        ((128, 192), 4, False, (1, 1), 1),
+        ((128, 256), 3, False, (2, 1), 1),
     ],
     "tn": [
-        ((64, 64), 12, (1, 1), 8),
-        ((128, 128), 5, (1, 1), 4),
-        ((128, 192), 4, (1, 1), 1),
-        ((256, 128), 3, (1, 2), 1),
-        ((128, 256), 3, (2, 1), 1),
+        ((64, 64), 12, False, (1, 1), 8),
+        ((64, 128), 7, False, (1, 1), 8),
+        ((64, 192), 5, False, (1, 1), 8),
+        ((128, 64), 7, False, (1, 1), 8),
+        ((128, 128), 5, False, (1, 1), 4),
+        ((192, 128), 3, False, (1, 1), 4),
+        ((128, 192), 4, False, (1, 1), 1),
+        ((128, 192), 4, False, (1, 2), 1),
+        ((256, 128), 3, False, (1, 1), 1),
+        ((256, 128), 3, False, (1, 2), 1),
+        ((128, 256), 3, False, (2, 1), 1),
     ],
 }
 
@@ -410,7 +456,7 @@ PERSISTENT_MM_SM90 = [
         "fp32",
         tile,
         stages,
-        swap_ab = False,
+        swap_ab,
         shares = "warps" if splits == 1 else "columns",
         max_splits = splits,
         full_tiles = False,
@@ -418,5 +464,5 @@ PERSISTENT_MM_SM90 = [
         layout = layout,
     )
     for layout, tiles in _FP32.items()
-    for tile, stages, blocks, splits in tiles
+    for tile, stages, swap_ab, blocks, splits in tiles
 ]

@@ -263,9 +263,9 @@ def _fp32_rules(config):
                 .format(config.op, config.dtype),
         ),
         (
-            not config.swap_ab and not config.full_tiles and config.tile[1] % 32 == 0,
-            ("a tile of fp32 must have n in multiples of 32, without swapped operands or full tiles, but has n = {} with " +
-             "swap_ab = {} and full_tiles = {}; change them")
+            not config.full_tiles and (config.swap_ab or config.tile[1] % 32 == 0),
+            ("a tile of fp32 must have n in multiples of 32 unless operands are swapped, and no full tiles, but has n = {} " +
+             "with swap_ab = {} and full_tiles = {}; change them")
                 .format(config.tile[1], config.swap_ab, config.full_tiles),
         ),
     ]
@@ -311,7 +311,8 @@ def _shared_bytes(config):
         wanted = (boxes - 1) * box + last
         least = min(box, wanted)
     space = (_MAX_SHARED_BYTES - fixed) // config.warp_groups
-    held = 0 if tile_m < 64 else wanted if wanted <= space else space // box * box
+    stores_registers = tile_m < 64 or (config.swap_ab and out_bytes == 4)
+    held = 0 if stores_registers else wanted if wanted <= space else space // box * box
     partial = 0
     if config.shares == "warps":
         partial = rows * columns * 4 // config.max_splits * (config.max_splits - 1)

@@ -257,11 +257,12 @@ struct PersistentMmShape {
 
   // A result in fp32 may be added to d. No row may then be in two tiles.
   static constexpr bool kFloatOut = kOutBytes == 4;
-  static_assert(!kFloatOut || (!kSwapAb && !kGroups && !kFullTiles && !kPromotes),
+  static_assert(!kFloatOut || (!kGroups && !kFullTiles && !kPromotes),
                 "persistent_mm_sm90.bzl refuses such a config");
 
   // From m = 64 on a tile is stored in boxes of 128 bytes of n: each warp group writes them to
   // shared memory, from where TMA stores them. Columns beyond the whole boxes are a narrower one.
+  // Of fp32 with swapped operands, threads store their registers: eight of them a whole sector.
   static constexpr int kBoxColumns = 128 / kOutBytes;
   static constexpr int kBoxRows = kSwapAb ? kTileM : 64;
   static constexpr int kBoxBytes = kBoxRows * kBoxColumns * kOutBytes;
@@ -281,10 +282,10 @@ struct PersistentMmShape {
   static constexpr bool kHasPlaceForEach = kWantedBytes <= kBoxSpace;
   static constexpr bool kStoresAtOnce = kOverlapsSums && kHasPlaceForEach;
   // With groups they do so as well unless each box has a place.
-  static constexpr int kBoxes = kTileM < 64        ? 0
-                                : kHasPlaceForEach ? kBoxesWanted
-                                : kGroups          ? 0
-                                                   : kBoxSpace / kBoxBytes;
+  static constexpr int kBoxes = kTileM < 64 || (kSwapAb && kFloatOut) ? 0
+                                : kHasPlaceForEach                    ? kBoxesWanted
+                                : kGroups                             ? 0
+                                                                      : kBoxSpace / kBoxBytes;
   static constexpr bool kStoresBoxes = kBoxes > 0;
   static_assert(kSwapAb || kStoresBoxes || kGroups, "persistent_mm_sm90.bzl refuses such a config");
   static constexpr int kGroupBoxesBytes =

@@ -112,6 +112,22 @@ __device__ void StorePair(const Params& params, int end_m, int m, int n, float2 
   }
 }
 
+// Stores two neighbours in m of one column of a d of floats, or adds them, as far as they lie
+// before row end_m.
+template <class Params>
+__device__ void StoreColumnPair(const Params& params, int end_m, int m, int n, float2 values) {
+  if (n >= params.n) return;
+  auto* const d = static_cast<float*>(params.d) + m * params.ldd + n;
+  const float pair[2] = {values.x, values.y};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (m + i < end_m) {
+      float& element = d[i * params.ldd];
+      element = params.accumulate ? element + pair[i] : pair[i];
+    }
+  }
+}
+
 // Scales, rounds and stores a tile, whose sums a thread holds as wgmma_sm90.cuh says. With
 // kUsesBoxes it goes by way of shared memory, else 8 neighbours in n at a time.
 template <class Shape, bool kUsesBoxes>
@@ -216,16 +232,23 @@ class TileStore {
         for (int i = 0; i < 2; ++i) {
           const float4 sum = partial.Sum(share, group, step, i);
           const int column = group * 16 + i * 8 + 2 * quad_lane_;
-          const float2 scale = Pair(scales_b_, column);
-          const float2 bias = Pair(biases_, column);
+          const float2 scale = Pair(Shape::kSwapAb ? scales_a_ : scales_b_, column);
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const int at = row + 8 * half;
             const float2 pair = half == 0 ? make_float2(sum.x, sum.y) : make_float2(sum.z, sum.w);
-            StorePair(params_, EndM(), offset_.m + at, offset_.n + column,
-                      Values(scales_a_[at] * pair.x * scale.x + bias.x,
-                             scales_a_[at] * pair.y * scale.y + bias.y, at, column,
-                             {2 * i + half, true, true}, state));
+            if constexpr (Shape::kSwapAb) {
+              StoreColumnPair(params_, EndM(), offset_.m + column, offset_.n + at,
+                              Values(scale.x * pair.x * scales_b_[at] + biases_[at],
+                                     scale.y * pair.y * scales_b_[at] + biases_[at], at, column,
+                                     {2 * i + half, true, true}, state));
+            } else {
+              const float2 bias = Pair(biases_, column);
+              StorePair(params_, EndM(), offset_.m + at, offset_.n + column,
+                        Values(scales_a_[at] * pair.x * scale.x + bias.x,
+                               scales_a_[at] * pair.y * scale.y + bias.y, at, column,
+                               {2 * i + half, true, true}, state));
+            }
           }
         }
       }
@@ -320,13 +343,27 @@ class TileStore {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           // Two m of one n.
-          words[2 * i + half] = Finish(
-              scale_a.x * sums[(block + i) * 4 + half * 2] * scale_b[half] + bias[half],
-              scale_a.y * sums[(block + i) * 4 + half * 2 + 1] * scale_b[half] + bias[half],
-              row + lane_ / 4 + 8 * half, (block + i) * 8 + 2 * quad_lane_,
-              {is_alone ? -1 : 2 * i + half, block == 0, block + 2 >= Shape::kColumns / 8}, state);
+          if constexpr (Shape::kFloatOut) {
+            StoreColumnPair(
+                params_, EndM(), offset_.m + (block + i) * 8 + 2 * quad_lane_,
+                offset_.n + row + lane_ / 4 + 8 * half,
+                Values(
+                    scale_a.x * sums[(block + i) * 4 + half * 2] * scale_b[half] + bias[half],
+                    scale_a.y * sums[(block + i) * 4 + half * 2 + 1] * scale_b[half] + bias[half],
+                    row + lane_ / 4 + 8 * half, (block + i) * 8 + 2 * quad_lane_,
+                    {is_alone ? -1 : 2 * i + half, block == 0, block + 2 >= Shape::kColumns / 8},
+                    state));
+          } else {
+            words[2 * i + half] = Finish(
+                scale_a.x * sums[(block + i) * 4 + half * 2] * scale_b[half] + bias[half],
+                scale_a.y * sums[(block + i) * 4 + half * 2 + 1] * scale_b[half] + bias[half],
+                row + lane_ / 4 + 8 * half, (block + i) * 8 + 2 * quad_lane_,
+                {is_alone ? -1 : 2 * i + half, block == 0, block + 2 >= Shape::kColumns / 8},
+                state);
+          }
         }
       }
+      if constexpr (Shape::kFloatOut) continue;
       if constexpr (kUsesBoxes) {
         if (block + 1 == Shape::kColumns / 8) {
           // The last block alone, written twice.

@@ -67,9 +67,13 @@ CONFIG_FAILURES = {
             {"out": "fp32", "swap_ab": False},
             ["out must have 16 bits except for matmul of bf16", "fp32 for scaled_mm of e4m3", "change it"],
         ),
-        "fp32_swap_ab": (
-            {"dtype": "bf16", "op": "matmul", "out": "fp32", "tile": [64, 64, 64]},
-            ["a tile of fp32 must have n in multiples of 32", "swap_ab = True", "change them"],
+        "fp32_full_tiles": (
+            {"dtype": "bf16", "full_tiles": True, "op": "matmul", "out": "fp32", "tile": [64, 64, 64]},
+            ["a tile of fp32 must have", "no full tiles", "full_tiles = True", "change them"],
+        ),
+        "fp32_columns": (
+            {"dtype": "bf16", "op": "matmul", "out": "fp32", "swap_ab": False, "tile": [64, 48, 64]},
+            ["a tile of fp32 must have n in multiples of 32", "n = 48", "swap_ab = False", "change them"],
         ),
         "wide_block_scales": (
             {"block_scales": True, "stages": 2, "swap_ab": False, "tile": [128, 176, 128], "warp_groups": 2},
