@@ -291,5 +291,15 @@ def test_near_weights_are_those_whose_rows_are_aligned_alike(k, element_bytes, n
     block = Block()
     block.first_sizes = [(4096, near_k) for near_k in (4000, 4016, 4112, 4128)]
     place = Place(None, 0, None, block, 0.0)
-    _, (_, near_k) = nearest.near_weights((4096, k), element_bytes, [place])[0]
+    b_dtype = {1: "e4m3", 2: "bf16"}[element_bytes]
+    _, (_, near_k) = nearest.near_weights(small.key(n=4096, k=k, b_dtype=b_dtype), [place])[0]
     assert near_k == nearest_k
+
+
+def test_in_layouts_nn_and_tn_these_are_rows_of_n():
+    block = Block()
+    block.first_sizes = [(near_n, 4112) for near_n in (4000, 4016, 4112, 4128)]
+    for layout in ("nn", "tn"):
+        key = small.key(op="matmul", n=4200, k=4096, a_dtype="bf16", b_dtype="bf16", scales="none", layout=layout)
+        _, (near_n, _) = nearest.near_weights(key, [Place(None, 0, None, block, 0.0)])[0]
+        assert near_n == 4112

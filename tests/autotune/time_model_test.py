@@ -37,7 +37,7 @@ from stoneware.tuning.bake import bake
 from stoneware.tuning.entries import bake_samples
 from stoneware.tuning.sources import Source
 from stoneware.tuning.table_entry import MODELLED_RUN, Choice, Entry
-from stoneware.tuning.time_model import Corrections, corrections_of, estimates
+from stoneware.tuning.time_model import ALONG_K, ALONG_N, Corrections, corrections_of, estimates
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +92,16 @@ def test_where_m_is_taken_in_whole_units_another_product_computes_the_last_rows(
         assert model.at(m, n, k)[0] == pytest.approx(truth.at(m, n, k)[0], rel=1e-3)
     of_rows = [replace(one, key=replace(one.key, scales="row")) for one in taken]
     assert models_of(of_rows)[small.VENDOR].m_unit == 1
+
+
+def test_a_row_of_b_may_have_all_k_or_all_n():
+    model = TRUTH[BIG]._replace(a_bytes=2, b_bytes=2)
+    for rows_along, (n, k) in ((ALONG_K, (4096, 4104)), (ALONG_N, (4104, 4096))):
+        along = model._replace(rows_along=rows_along)
+        *_, crossing, _ = along.counts(512, n, k)
+        assert crossing == 1 - 16 / 128  # rows begin at multiples of 16 bytes
+        *_, crossing, _ = along.counts(512, k, n)
+        assert crossing == 0
 
 
 @pytest.mark.parametrize("rows", [16, 64, 128, 256])
@@ -285,6 +295,7 @@ def test_nearest_entry_answers_where_its_choice_has_no_model(tmp_path):
     assert found.choice.config == swizzled
     assert (found.modelled_from, found.entry.key) == (None, small.key(m=64))
     assert find(baked, m=20, n=4096, k=4096).modelled_from == small.key(m=16)
+    assert find(baked, m=60, n=4224, k=4096).modelled_from == small.key(m=64), "other n and k: its own m may be far"
 
 
 def own_table(taken, wheel=None):

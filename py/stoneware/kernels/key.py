@@ -234,6 +234,11 @@ AnyFamily = Family | KernelKey
 _FIELDS, _KERNEL_FIELDS = set(field_names(Key)), set(field_names(KernelKey))
 
 
+def rows_run_along_n(layout: str) -> bool:
+    """Whether a row of b in memory has all n of one k, not all k of one n."""
+    return layout[1] == "n"
+
+
 def is_kernel(op: str) -> bool:
     """Whether `op` names a decorated kernel, "package.module:function", and not an op of ours."""
     return ":" in op

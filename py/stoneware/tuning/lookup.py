@@ -286,10 +286,10 @@ class _Search:
             for some in (near, near_with_other_scales)
         )
         configs = self._configs(**self._excluded)
-        if not time_model.has_model(own, configs):
-            return  # better the nearest entry than a comparison without its choice
-        both = sorted([*own, *others], key=operator.itemgetter(0)) if others else own
         _, sizes, place = near[0]
+        if sizes[:-1] == key.sizes[:-1] and not time_model.has_model(own, configs):
+            return  # better the entry at a near m than a comparison without its choice
+        both = sorted([*own, *others], key=operator.itemgetter(0)) if others else own
         estimates = time_model.estimates(
             key.m, key.n, key.k, both, configs, key.num_groups, is_other_device=place.is_other_device
         )

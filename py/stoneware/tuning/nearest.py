@@ -8,7 +8,7 @@ import itertools
 import operator
 from collections.abc import Sequence
 
-from stoneware.kernels.key import ELEMENT_BYTES, AnyKey, Key
+from stoneware.kernels.key import ELEMENT_BYTES, AnyKey, Key, rows_run_along_n
 from stoneware.kernels.tile_rule import LINE_BYTES, alignment
 from stoneware.tuning.sources import Place
 from stoneware.tuning.table import Block, Sizes, size_log
@@ -35,9 +35,9 @@ Near = list[tuple[float, Sizes, Place]]
 
 def near_problems(key: Key, places: Sequence[Place]) -> Near:
     """The measured problems near an op's problem."""
-    *first, m = key.sizes
+    m = key.sizes[-1]
     near = []
-    for apart, weight in near_weights(tuple(first), ELEMENT_BYTES[key.a_dtype], places):
+    for apart, weight in near_weights(key, places):
         for place, around in _around(places, weight, m):
             for near_m in around:
                 distance = apart + (m - near_m) * (m - near_m) / (m * near_m)
@@ -104,7 +104,7 @@ def _around(places: Sequence[Place], weight: tuple[int, ...], m: int) -> list[tu
 
 
 _APART_BY_ALIGNMENT = 0.3
-"""How far two k are apart of which one begins rows of an operand at addresses half as aligned."""
+"""How far two k, or n in layouts nn and tn, are apart of which one begins rows of b at addresses half as aligned."""
 
 _APART_BY_GROUPS = 0.1
 """The same of two numbers of groups, of which the model has the work: times their ratio and its inverse, less 2."""
@@ -124,24 +124,23 @@ _MOST_KEPT = 64
 """A network has a few n and k, each at many m."""
 
 
-def near_weights(
-    sizes: tuple[int, ...], element_bytes: int, places: Sequence[Place]
-) -> list[tuple[float, tuple[int, ...]]]:
+def near_weights(key: Key, places: Sequence[Place]) -> list[tuple[float, tuple[int, ...]]]:
     """`_near_weights`, cached in the first block: the table of a user's store, which comes before
     the wheel's, is made anew when the store changes."""
     blocks = [place.block for place in places]
+    sizes, element_bytes = key.sizes[:-1], ELEMENT_BYTES[key.b_dtype]
     cache = blocks[0].kept
     question = sizes, element_bytes, *blocks[1:]
     near = cache.get(question)
     if near is None:
         if len(cache) >= _MOST_KEPT:
             cache.clear()
-        near = cache[question] = _near_weights(sizes, element_bytes, blocks)
+        near = cache[question] = _near_weights(sizes, element_bytes, blocks, rows_run_along_n(key.layout))
     return near
 
 
 def _near_weights(
-    sizes: tuple[int, ...], element_bytes: int, blocks: Sequence[Block]
+    sizes: tuple[int, ...], element_bytes: int, blocks: Sequence[Block], along_n: bool
 ) -> list[tuple[float, tuple[int, ...]]]:
     """The nearest n and k (and number of groups before them) that were measured, each with its distance,
     nearest first.
@@ -151,8 +150,9 @@ def _near_weights(
 
     Args:
       sizes: of the problem, without m.
-      element_bytes: of an element of a.
-      blocks: what was measured.
+      element_bytes: of an element of b.
+      blocks: what was measured, in one layout.
+      along_n: whether a row of b has all n, not all k of a column.
     """
     weights = blocks[0].first_sizes
     if len(blocks) > 1:
@@ -160,9 +160,14 @@ def _near_weights(
     # The distance of two sizes, (a - b)^2 / (a * b), is about the square of the logarithm of their
     # ratio, without libm.
     *groups, n, k = sizes
-    by_alignment = _aparts_by_alignment(alignment(k * element_bytes))
+    by_alignment = _aparts_by_alignment(alignment((n if along_n else k) * element_bytes))
     aparts = [
-        n / near_n + near_n / n + k / near_k + near_k / k - 4.0 + by_alignment[near_k * element_bytes % LINE_BYTES]
+        n / near_n
+        + near_n / n
+        + k / near_k
+        + near_k / k
+        - 4.0
+        + by_alignment[(near_n if along_n else near_k) * element_bytes % LINE_BYTES]
         for *_, near_n, near_k in weights
     ]
     for num_groups in groups:

@@ -57,7 +57,7 @@ from stoneware.tuning.table_view import CORRECTION, DAMAGES, MODEL, Content, dev
 if TYPE_CHECKING:
     from stoneware.tuning.time_model import TimeModel
 
-SCHEMA = 11
+SCHEMA = 12
 SUFFIX = ".table"
 
 MOST_BYTES = 2**28

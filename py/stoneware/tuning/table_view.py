@@ -24,7 +24,7 @@ from stoneware.tuning.table_entry import Choice, Entry
 if TYPE_CHECKING:
     from stoneware.tuning.time_model import Candidate, Corrections, TimeModel
 
-MODEL = struct.Struct("<13I8d")
+MODEL = struct.Struct("<14I8d")
 CORRECTION = struct.Struct("<HBee")
 _ENDS = struct.Struct("<2I")
 """Two neighbours of a column of ends: where an item begins and ends."""

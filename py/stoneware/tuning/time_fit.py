@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from stoneware.kernels.candidate import candidate_of
 from stoneware.kernels.config import AnyConfig, Config
-from stoneware.kernels.key import AnyFamily, Family, Key
+from stoneware.kernels.key import AnyFamily, Family, Key, rows_run_along_n
 from stoneware.kernels.tile_rule import Tiling, tiling_of
 from stoneware.tuning.choose import is_vendor
-from stoneware.tuning.time_model import NUM_TIMES, TimeModel
+from stoneware.tuning.time_model import ALONG_K, ALONG_N, NUM_TIMES, TimeModel
 
 if TYPE_CHECKING:
     from stoneware.kernels.manifest import Manifest
@@ -119,6 +119,7 @@ def _shape(family: Family, config: Config, manifest: Manifest) -> TimeModel | No
         b_bytes=family.b_bytes,
         out_bytes=family.out_bytes,
         m_unit=_BLOCK_UNIT_M if is_vendor(config) and "block" in family.scales else 1,
+        rows_along=ALONG_N if rows_run_along_n(family.layout) else ALONG_K,
     )
 
 

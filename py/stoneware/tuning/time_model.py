@@ -61,6 +61,10 @@ _FASTEST = 6
 """Only configs among the six fastest of a near problem are estimated."""
 
 
+ALONG_K, ALONG_N = 1, 2
+"""Whether a row of b in memory has all k of a column, or all n."""
+
+
 class TimeModel(NamedTuple):
     """The model of one candidate in one family on one device. A tuple, because a look-up makes a few
     dozen and unpacks each several times.
@@ -72,6 +76,7 @@ class TimeModel(NamedTuple):
       slots: blocks that run at once.
       a_bytes, b_bytes, out_bytes: of an element.
       m_unit: rows of a unit of m; another product computes the last one of what is more.
+      rows_along: ALONG_K or ALONG_N, what a row of b in memory consists of.
       largest_m: m of the largest measurement that it was fitted to.
       launch_us, wave_us, step_us, work_us, unfilled_us, byte_us, crossing_us, part_us: the times above, in their
         order.
@@ -89,6 +94,7 @@ class TimeModel(NamedTuple):
     b_bytes: int
     out_bytes: int
     m_unit: int = 1
+    rows_along: int = 1
     largest_m: int = 1
     launch_us: float = 0.0
     wave_us: float = 0.0
@@ -119,7 +125,7 @@ class TimeModel(NamedTuple):
     ) -> tuple[float, float, float, float, float, float, float]:
         """Waves, steps of a block, steps of all blocks, the part of the tiles' rows past m, bytes, the part
         of a cache line that rows begin after, in the mean, and the fullness."""
-        (tile_m, tile_n, tile_k, unit_m, unit_n, splits, max_swizzle, slots, a_bytes, b_bytes, out_bytes, *_) = self
+        tile_m, tile_n, tile_k, unit_m, unit_n, splits, max_swizzle, slots, a_bytes, b_bytes, out_bytes, *_ = self
         tiles_m: float = -(-m // (tile_m * unit_m)) * unit_m
         tiles_n = -(-n // (tile_n * unit_n)) * unit_n
         num_products = 1.0
@@ -143,7 +149,7 @@ class TimeModel(NamedTuple):
             blocks * steps,
             1 - m / (tiles_m * tile_m),
             num_products * n * k * b_bytes + (num_groups or 1) * m * (k * a_bytes + n * out_bytes),
-            1 - alignment(k * a_bytes) / LINE_BYTES,
+            1 - alignment(n * b_bytes if self.rows_along == ALONG_N else k * a_bytes) / LINE_BYTES,
             blocks / (waves * slots),
         )
 
