@@ -15,8 +15,10 @@ constexpr unsigned kSharedBytesWithoutOptIn = 48 * 1024;
 
 Elf64_Ehdr ElfHeader(std::string_view cubin) {
   const auto refuse = [&](const std::string& found) {
-    throw std::invalid_argument("a cubin must be a whole 64-bit ELF file for CUDA, but " + found +
-                                "; rebuild the kernel or reinstall the package");
+    throw std::invalid_argument(
+        "a kernel must be a fat binary, or a cubin, which is a whole 64-bit ELF file for CUDA, "
+        "but " +
+        found + "; rebuild the kernel or reinstall the package");
   };
   Elf64_Ehdr header;
   if (cubin.size() < sizeof(header)) {

@@ -1,4 +1,4 @@
-// From the bytes of a cubin to a kernel that can be launched.
+// From the bytes of a cubin, or of a fat binary with one, to a kernel that can be launched.
 
 #pragma once
 

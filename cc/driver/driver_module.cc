@@ -309,7 +309,8 @@ NB_MODULE(_driver, m) {
            "  block_threads: threads of a block.\n"
            "  shared_bytes: dynamic shared memory of a block.\n\n"
            "Raises:\n"
-           "  ValueError: the bytes are not a cubin, or an argument is out of range.")
+           "  ValueError: the bytes are neither a cubin nor a fat binary, or an argument is out of "
+           "range.")
       .def("launch", &Kernel::Launch, "device"_a, "stream"_a, "grid_x"_a, "grid_y"_a, "grid_z"_a,
            "args"_a,
            "Queues the kernel on a stream of a device.\n\n"

@@ -139,8 +139,8 @@ _CLUSTERS = {
 }
 
 # Layouts nn and tn of bf16: (m, n) of the tile, stages, whether operands are swapped, blocks along m and n, and up to how
-# many blocks share k. Where the tile's columns run fastest in memory, they are a multiple of 64. Each was added for what
-# the fastest kernel of some hundred problems gains by it, in the mean (docs/design/layouts_sm90.md).
+# many blocks share k. Where the tile's columns run fastest in memory, they are a multiple of 64. docs/design/layouts_sm90.md
+# has how they were chosen.
 _LAYOUTS = {
     "nn": [
         ((64, 72), 12, True, (1, 1), 1),

@@ -263,8 +263,8 @@ def _fp32_rules(config):
                 .format(config.op, config.dtype),
         ),
         (
-            not config.full_tiles and (config.swap_ab or config.tile[1] % 32 == 0),
-            ("a tile of fp32 must have n in multiples of 32 unless operands are swapped, and no full tiles, but has n = {} " +
+            not config.full_tiles and config.tile[1] % (16 if config.swap_ab else 32) == 0,
+            ("a tile of fp32 must have n in multiples of 32, or 16 with swapped operands, and no full tiles, but has n = {} " +
              "with swap_ab = {} and full_tiles = {}; change them")
                 .format(config.tile[1], config.swap_ab, config.full_tiles),
         ),

@@ -297,9 +297,9 @@ def test_near_weights_are_those_whose_rows_are_aligned_alike(k, element_bytes, n
 
 
 def test_in_layouts_nn_and_tn_these_are_rows_of_n():
-    block = Block()
-    block.first_sizes = [(near_n, 4112) for near_n in (4000, 4016, 4112, 4128)]
     for layout in ("nn", "tn"):
+        block = Block()
+        block.first_sizes = [(near_n, 4112) for near_n in (4000, 4016, 4112, 4128)]
         key = small.key(op="matmul", n=4200, k=4096, a_dtype="bf16", b_dtype="bf16", scales="none", layout=layout)
         _, (near_n, _) = nearest.near_weights(key, [Place(None, 0, None, block, 0.0)])[0]
         assert near_n == 4112

@@ -71,6 +71,10 @@ CONFIG_FAILURES = {
             {"dtype": "bf16", "full_tiles": True, "op": "matmul", "out": "fp32", "tile": [64, 64, 64]},
             ["a tile of fp32 must have", "no full tiles", "full_tiles = True", "change them"],
         ),
+        "fp32_swapped_columns": (
+            {"dtype": "bf16", "op": "matmul", "out": "fp32", "tile": [64, 72, 64]},
+            ["or 16 with swapped operands", "n = 72", "swap_ab = True", "change them"],
+        ),
         "fp32_columns": (
             {"dtype": "bf16", "op": "matmul", "out": "fp32", "swap_ab": False, "tile": [64, 48, 64]},
             ["a tile of fp32 must have n in multiples of 32", "n = 48", "swap_ab = False", "change them"],

@@ -21,9 +21,9 @@ from stoneware.tuning.store import Store
 
 @pytest.fixture
 def native_module(package, monkeypatch):
-    """A native module that has the cubins of the manifest; returns it."""
+    """A native module that has the kernels of the manifest; returns it."""
     module = types.SimpleNamespace(
-        kernels=lambda: [{"id": config.kernel} for config in (SMALL, BIG, GROUPED)], cubin=small.cubin
+        kernels=lambda: [{"id": config.kernel} for config in (SMALL, BIG, GROUPED)], image=small.cubin
     )
     monkeypatch.setitem(sys.modules, "small_native_module", module)
     monkeypatch.setattr(verification, "NATIVE_MODULES", ("small_native_module",))

@@ -86,7 +86,7 @@ def check_image(kernel: str) -> None:
         found = f"none: {error}"
     if found != f"sha256={record.sha256}":
         raise TableError(
-            f"{MODULE}: expected the cubin of {kernel} with sha256={record.sha256}, as "
+            f"{MODULE}: expected the image of {kernel} with sha256={record.sha256}, as "
             f"kernel_manifest.json says, found {found}; module and manifest are of different "
             f"builds, or damaged; {package_files.REMEDY}"
         )

@@ -264,7 +264,7 @@ class _StoredBlock(Block):
     def candidate(self, position: int) -> Candidate:
         """The candidate of a config of a block with models, and its model."""
         from stoneware.kernels.candidate import candidate_of
-        from stoneware.tuning.time_model import NUM_TIMES, TimeModel
+        from stoneware.tuning.time_model import ALONG_K, ALONG_N, NUM_TIMES, TimeModel
 
         config = candidate_of(self.content.config(self._configs[position]), self.kind)
         # Not TimeModel._make, which takes twice as long.
@@ -273,8 +273,11 @@ class _StoredBlock(Block):
             return config, None
         times = model[-NUM_TIMES:]
         _check(
-            min(model[:-NUM_TIMES]) >= 1 and all(0 <= us < _MOST for us in times) and sum(times) > model.unfilled_us,
-            "a model must have counts >= 1 and times",
+            min(model[:-NUM_TIMES]) >= 1
+            and model.rows_along in (ALONG_K, ALONG_N)
+            and all(0 <= us < _MOST for us in times)
+            and sum(times) > model.unfilled_us,
+            "a model must have counts >= 1, rows along k or n, and times",
         )
         return config, model
 

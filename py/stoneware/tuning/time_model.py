@@ -94,7 +94,7 @@ class TimeModel(NamedTuple):
     b_bytes: int
     out_bytes: int
     m_unit: int = 1
-    rows_along: int = 1
+    rows_along: int = ALONG_K
     largest_m: int = 1
     launch_us: float = 0.0
     wave_us: float = 0.0

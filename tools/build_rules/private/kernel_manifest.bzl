@@ -65,7 +65,8 @@ def _kernel_manifest_impl(ctx):
 
 kernel_manifest = rule(
     implementation = _kernel_manifest_impl,
-    doc = """A JSON file with id, op, backend, arch, config, serves, sha256 and size of every kernel.
+    doc = """A JSON file with id, op, backend, arch, config, serves, sha256 and size of every kernel: of its
+cubin, or of the fat binary that an embedded one is compressed in.
 
 "serves" has the matmuls that a kernel can compute, and whether it does in this build. "removed" has
 those that are not built because backward is off for them; tuning_table skips their samples.
