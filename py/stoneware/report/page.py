@@ -324,10 +324,11 @@ def _runs_html(device: DeviceMeasurements, anchor: str) -> list[str]:
 
 
 def _speedup_cell(speedup: float | None, hover: str) -> str:
+    # HTML ends a cell, and the style sheet adds a dash to an empty one: it keeps the page small.
     if speedup is None:
-        return "<td>"  # HTML ends it, and the style sheet adds a dash: it keeps the page small
+        return "<td>"
     hint = f' title="{escape(hover)}"' if hover else ""
-    return f'<td class="s{style.step(speedup)}"{hint}>{speedup:.2f}x</td>'
+    return f'<td class="s{style.step(speedup)}"{hint}>{speedup:.2f}x'
 
 
 def _legend() -> str:
