@@ -5,7 +5,6 @@ entry of the kernel manifest. To add a kernel, add a config to a list.
 """
 
 load(":cutlass_mm_sm90.bzl", "matmul_config", "scaled_mm_block_config", "scaled_mm_config")
-load(":grouped_mm_sm90.bzl", "grouped_mm_config")
 load(":persistent_mm_configs.bzl", "PERSISTENT_MM_SM90")
 load(":persistent_mm_sm90.bzl", "persistent_mm_config")
 
@@ -55,27 +54,43 @@ SCALED_MM_BLOCK_SM90 = [
     ]
 ]
 
-# Row scales and bf16, rows a group: up to 16, 32, 64 (the swapped ones, whose tile's n runs along them), 128, and
-# many.
+# Groups of rows, each with a matrix of its own. Rows a group: up to 16, 32, 64 and so on those with swapped operands,
+# whose tile's n runs along them; many the rest. Blocks of a cluster along n load a for each other. Of the first, with
+# row scales or bf16, tile k is in units of 128 bytes.
 GROUPED_MM_SM90 = [
-    grouped_mm_config(
-        operand = operand,
+    persistent_mm_config(
+        op = "grouped_mm",
+        dtype = dtype,
         out = "bf16",
-        tile = tile,
-        schedule = schedule,
+        tile = (tile[0], tile[1], tile[2] * (64 if dtype == "bf16" else 128)),
+        stages = stages,
+        warp_groups = warp_groups,
         swap_ab = swap_ab,
+        full_tiles = True,
+        cluster = (1, along_n, 1),
     )
-    for operand in ["e4m3", "bf16"]
-    for tile, schedule, swap_ab in [
-        ((128, 16), "cooperative", True),
-        ((128, 32), "cooperative", True),
-        ((128, 64), "cooperative", True),
-        ((128, 128), "pingpong", False),
-        ((128, 256), "cooperative", False),
+    for dtype in ["bf16", "e4m3"]
+    for tile, stages, warp_groups, swap_ab, along_n in [
+        ((64, 16, 2), 4, 1, True, 1),
+        ((64, 16, 2), 9, 1, True, 1),
+        ((64, 32, 2), 8, 1, True, 1),
+        ((64, 64, 2), 6, 1, True, 1),
+        ((128, 16, 1), 10, 2, True, 1),
+        ((128, 32, 1), 9, 2, True, 1),
+        ((128, 64, 1), 8, 2, True, 1),
+        ((128, 96, 1), 6, 2, True, 1),
+        ((128, 128, 1), 5, 2, True, 1),
+        ((64, 128, 1), 3, 1, False, 1),
+        ((128, 128, 1), 5, 2, False, 2),
+        ((128, 192, 1), 4, 2, False, 1),
+        ((128, 192, 1), 4, 2, False, 2),
+        ((128, 256, 1), 3, 2, False, 1),
+        ((192, 112, 1), 4, 3, False, 1),
+        ((192, 128, 1), 4, 3, False, 1),
+        ((256, 128, 1), 4, 2, False, 1),
     ]
 ] + [
-    # Block scales: rows a group up to 16, 32 and 64 (swapped), and more. Blocks of a cluster along n load a for
-    # each other.
+    # Block scales.
     persistent_mm_config(
         op = "grouped_mm",
         dtype = "e4m3",

@@ -21,7 +21,7 @@ class Boxes {
   __device__ Boxes(const SharedMemory<Shape>& shared, int warp_group, int tile_idx,
                    bool uses_stages)
       : uses_stages_(uses_stages), barrier_(kAmongWarpGroup + warp_group) {
-    static_assert(Shape::kSwapAb || Shape::kStoresAtOnce || Shape::kFloatOut ||
+    static_assert(Shape::kSwapAb || Shape::kHasPlaceForEach || Shape::kFloatOut ||
                       (Shape::kBoxBytes == 64 * Shape::kChunkBytes && Shape::kBoxesFitStages),
                   "persistent_mm_sm90.bzl refuses such a config");
     if (uses_stages) {
@@ -79,17 +79,8 @@ class Boxes {
     Next();
   }
 
-  // Stores it, as far as it lies in d, and waits for nothing.
-  __device__ void Send(const CUtensorMap* d_map, int first_m, int first_n) {
-    FenceSharedForTma();
-    SyncAtNamedBarrier(128, barrier_);
-    if (IsSender()) StoreBox(d_map, Address(), first_n, first_m);
-    ++place_;
-    if (!uses_stages_) place_ %= kNumPlaces;
-  }
-
-  // The same, or adds it to d if `accumulate`.
-  __device__ void SendOrAdd(const CUtensorMap* d_map, int first_m, int first_n, bool accumulate) {
+  // Stores it, or adds it to d, as far as it lies in d, and waits for nothing.
+  __device__ void Send(const CUtensorMap* d_map, int first_m, int first_n, bool accumulate) {
     FenceSharedForTma();
     SyncAtNamedBarrier(128, barrier_);
     if (IsSender()) {

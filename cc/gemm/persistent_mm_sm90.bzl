@@ -18,6 +18,7 @@ _DEVICE_HDRS = _SHARED_HDRS + [
     "persistent_mm_sm90.cuh",
     "persistent_mm_store_sm90.cuh",
     "persistent_mm_sum_sm90.cuh",
+    "persistent_mm_vectors_sm90.cuh",
     "ptx_sm90.cuh",
     "ring_position_sm90.cuh",
     "transpose_sm90.cuh",
@@ -406,7 +407,7 @@ def _stored_rules(config):
     boxes = tile[0] // (64 * config.warp_groups) * _ceil_div(tile[1], _CHUNK_BYTES // 2)
     places = stages * (tile[2] * _OPERAND_BYTES[config.dtype] // _CHUNK_BYTES)
     return [(
-        boxes <= places or (_overlaps_sums(config) and _shared_bytes(config).has_place_for_each),
+        boxes <= places or _shared_bytes(config).has_place_for_each,
         ("without swapped operands the stages must have a place of {} bytes of k for each {} of n that a " +
          "warp group stores, but {} stages have {}, for {}; add stages, or narrow the tile")
             .format(_CHUNK_BYTES, _CHUNK_BYTES // 2, stages, places, boxes),

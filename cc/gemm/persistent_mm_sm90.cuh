@@ -13,6 +13,7 @@
 #include "cc/gemm/persistent_mm_sm90.h"
 #include "cc/gemm/persistent_mm_store_sm90.cuh"
 #include "cc/gemm/persistent_mm_sum_sm90.cuh"
+#include "cc/gemm/persistent_mm_vectors_sm90.cuh"
 #include "cc/gemm/ptx_sm90.cuh"
 #include "cc/gemm/ring_position_sm90.cuh"
 #include "cc/gemm/wgmma_sm90.cuh"
@@ -123,11 +124,7 @@ __device__ void MultiplyTiles(const typename Shape::Params& params,
       const PartialColumns<Shape> partial(shared, slice);
       partial.Exchange(shared, sums);
       TileStore<Shape, false> store(params, shared, offset, tile_idx, is_last_tile);
-      if constexpr (Shape::kFloatOut) {
-        store.RunShareOfFloats(partial, slice);
-      } else {
-        store.RunShare(partial, slice);
-      }
+      store.RunShare(partial, slice);
       partial.End();
     } else if constexpr (!kSplitsK) {
       TileStore<Shape, Shape::kStoresBoxes>(params, shared, offset, tile_idx, is_last_tile)

@@ -231,7 +231,7 @@ struct PersistentMmShape {
                                                                       : 32);
   // Registers of a thread. All together at most what the block starts with: 65536 divided by its
   // threads, rounded down to a multiple of 8, for each thread.
-  static constexpr bool kNeedsMost = kOverlapsSums && kWarpGroups == 2;
+  static constexpr bool kNeedsMost = (kOverlapsSums || kGroups) && kWarpGroups == 2;
   static constexpr int kLoaderRegisters = kNeedsMost ? 40 : 56;
   static constexpr int kConsumerRegisters = kNeedsMost ? 232 : kWarpGroups == 2 ? 224 : 152;
   static_assert(!kMovesRegisters ||

@@ -17,77 +17,6 @@
 
 namespace stoneware::gemm::sm90 {
 
-// A thread's part of the vectors that a tile's epilogue needs. They are read from global memory
-// before the tile is multiplied, and shared after it.
-template <class Shape>
-struct TileVectors {
-  static constexpr int kThreads = Shape::kVectorThreads;
-  static constexpr int kOfN = (Shape::kTileN - 1) / kThreads + 1;
-  static constexpr int kOfM = (Shape::kTileM - 1) / kThreads + 1;
-
-  float scale_a[kOfM];
-  float scale_b[kOfN];
-  float bias[kOfN];
-
-  __device__ TileVectors(const typename Shape::Params& params, const TileOffset<Shape>& offset) {
-    const int first_n = offset.n;
-    const int first_m = offset.m;
-    const int thread = Thread();
-    const float* scales_b = params.scale_b;
-    if constexpr (Shape::kGroups && Shape::kHasVectorScales) {
-      if (scales_b != nullptr) scales_b += offset.group * params.group_stride_scale_b;
-    }
-    const auto* const biases = static_cast<const OutElement*>(params.bias);
-#pragma unroll
-    for (int i = 0; i < kOfN; ++i) {
-      const int n = first_n + thread + i * kThreads;
-      const bool is_inside = n < params.n;
-      bias[i] = is_inside && biases != nullptr ? Unpack<Shape::kOut>(biases[n]) : 0.0f;
-      scale_b[i] = !Shape::kBlockScales && is_inside && scales_b != nullptr
-                       ? scales_b[n * params.scale_b_stride]
-                       : 1.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kOfM; ++i) {
-      const int m = first_m + thread + i * kThreads;
-      scale_a[i] = !Shape::kBlockScales && m < params.m && params.scale_a != nullptr
-                       ? params.scale_a[m * params.scale_a_stride]
-                       : 1.0f;
-    }
-  }
-
-  // They may be read once all threads have come here. They use the memory of the tile before
-  // the last, which has been read when the last tile's barrier completes.
-  __device__ void Share(const SharedMemory<Shape>& shared, int tile_idx) const {
-    const int thread = Thread();
-#pragma unroll
-    for (int i = 0; i < kOfN; ++i) {
-      const int at = thread + i * kThreads;
-      if (at < Shape::kTileN) {
-        if constexpr (Shape::kHasVectorScales) shared.ScalesOfB(tile_idx)[at] = scale_b[i];
-        shared.Biases(tile_idx)[at] = bias[i];
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kOfM; ++i) {
-      const int at = thread + i * kThreads;
-      if (Shape::kHasVectorScales && at < Shape::kTileM)
-        shared.ScalesOfA(tile_idx)[at] = scale_a[i];
-    }
-    SyncAtNamedBarrier(kThreads, Shape::kVectorCopies > 1 ? kAmongWarpGroup + threadIdx.x / kThreads
-                                                          : kAmongConsumers);
-  }
-
- private:
-  using OutElement = typename Element<Shape::kOut>::Bits;
-
-  // Among those that share a copy.
-  static __device__ int Thread() {
-    const int thread = static_cast<int>(threadIdx.x);
-    return Shape::kVectorCopies > 1 ? thread % kThreads : thread;
-  }
-};
-
 // Stores eight neighbours in n of one row of d, if it lies before row end_m.
 __device__ void StoreRun(const PersistentMmScalars& params, int end_m, int m, int n,
                          const unsigned (&words)[4]) {
@@ -194,18 +123,28 @@ class TileStore {
             const int at = row + lane_ / 4 + 8 * half;
             const float row_scale = row_scales[at];
             const float2 pair = half == 0 ? make_float2(sum.x, sum.y) : make_float2(sum.z, sum.w);
+            float first, second;
             if constexpr (Shape::kSwapAb) {
-              words[2 * i + half] = Finish(column_scale.x * pair.x * row_scale + biases_[at],
-                                           column_scale.y * pair.y * row_scale + biases_[at], at,
-                                           column, {2 * i + half, true, true}, state);
+              first = column_scale.x * pair.x * row_scale + biases_[at];
+              second = column_scale.y * pair.y * row_scale + biases_[at];
             } else {
               const float2 bias = Pair(biases_, column);
-              words[2 * i + half] = Finish(row_scale * pair.x * column_scale.x + bias.x,
-                                           row_scale * pair.y * column_scale.y + bias.y, at, column,
-                                           {2 * i + half, true, true}, state);
+              first = row_scale * pair.x * column_scale.x + bias.x;
+              second = row_scale * pair.y * column_scale.y + bias.y;
+            }
+            const EpilogueStep place = {2 * i + half, true, true};
+            if constexpr (!Shape::kFloatOut) {
+              words[2 * i + half] = Finish(first, second, at, column, place, state);
+            } else if constexpr (Shape::kSwapAb) {
+              StoreColumnPair(params_, EndM(), offset_.m + column, offset_.n + at,
+                              Values(first, second, at, column, place, state));
+            } else {
+              StorePair(params_, EndM(), offset_.m + at, offset_.n + column,
+                        Values(first, second, at, column, place, state));
             }
           }
         }
+        if constexpr (Shape::kFloatOut) continue;
         if constexpr (Shape::kSwapAb) {
           StoreTransposedRun(words, row, group * 2);
         } else {
@@ -213,43 +152,6 @@ class TileStore {
           TransposeInQuad(words, quad_lane_);
           StoreRun(params_, EndM(), offset_.m + row + quad_lane_ % 2 * 8 + lane_ / 4,
                    offset_.n + group * 16 + quad_lane_ / 2 * 8, words);
-        }
-      }
-    }
-  }
-
-  // The same of a d of floats.
-  __device__ void RunShareOfFloats(const PartialColumns<Shape>& partial,
-                                   const KSlice<Shape, true>& slice) {
-    const ColumnShare<Shape> share(slice, slice.rank);
-#pragma unroll 1
-    for (int group = share.begin; group < share.end; ++group) {
-#pragma unroll
-      for (int step = 0; step < Shape::kRowSteps; ++step) {
-        const int row = (step * Shape::kWarpGroups + warp_group_) * 64 + warp_ * 16 + lane_ / 4;
-        EpilogueState state;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float4 sum = partial.Sum(share, group, step, i);
-          const int column = group * 16 + i * 8 + 2 * quad_lane_;
-          const float2 scale = Pair(Shape::kSwapAb ? scales_a_ : scales_b_, column);
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int at = row + 8 * half;
-            const float2 pair = half == 0 ? make_float2(sum.x, sum.y) : make_float2(sum.z, sum.w);
-            if constexpr (Shape::kSwapAb) {
-              StoreColumnPair(params_, EndM(), offset_.m + column, offset_.n + at,
-                              Values(scale.x * pair.x * scales_b_[at] + biases_[at],
-                                     scale.y * pair.y * scales_b_[at] + biases_[at], at, column,
-                                     {2 * i + half, true, true}, state));
-            } else {
-              const float2 bias = Pair(biases_, column);
-              StorePair(params_, EndM(), offset_.m + at, offset_.n + column,
-                        Values(scales_a_[at] * pair.x * scale.x + bias.x,
-                               scales_a_[at] * pair.y * scale.y + bias.y, at, column,
-                               {2 * i + half, true, true}, state));
-            }
-          }
         }
       }
     }
@@ -307,11 +209,9 @@ class TileStore {
 
   // Sends a box on its way to d.
   __device__ __forceinline__ void Send(const CUtensorMap* d_map, int first_m, int first_n) {
-    if constexpr (Shape::kFloatOut) {
-      boxes_.SendOrAdd(d_map, first_m, first_n, params_.accumulate);
-    } else {
-      boxes_.Send(d_map, first_m, first_n);
-    }
+    bool accumulate = false;
+    if constexpr (Shape::kFloatOut) accumulate = params_.accumulate;
+    boxes_.Send(d_map, first_m, first_n, accumulate);
   }
 
   __device__ const CUtensorMap* MapOf(bool is_whole) const {
@@ -380,7 +280,7 @@ class TileStore {
       }
     }
     if constexpr (kUsesBoxes) {
-      boxes_.Send(&params_.d_map, offset_.m, offset_.n + row - warp_ * 16);
+      Send(&params_.d_map, offset_.m, offset_.n + row - warp_ * 16);
     }
   }
 
@@ -413,30 +313,56 @@ class TileStore {
     }
   }
 
-  // From registers, two blocks of eight n at a time.
+  // From registers: four blocks of eight n of a row at a time, or two of two rows, by the lanes of a
+  // quad.
   __device__ void StoreStraightRuns(const Sums& sums, int row) {
     const float scale_a[2] = {Scale(scales_a_, row + lane_ / 4),
                               Scale(scales_a_, row + lane_ / 4 + 8)};
     EpilogueState state;
+    if constexpr (Shape::kColumns % 32 == 0) {
 #pragma unroll
-    for (int block = 0; block < Shape::kColumns / 8; block += 2) {
-      unsigned words[4];
+      for (int block = 0; block < Shape::kColumns / 8; block += 4) {
+        unsigned words[2][4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int at = block + i / 2;
-        const float* const pair = &sums[at * 4 + i % 2 * 2];
-        const float2 scale_b = ScalePair(scales_b_, at * 8 + 2 * quad_lane_);
-        const float2 bias = Pair(biases_, at * 8 + 2 * quad_lane_);
-        words[i] = Finish(scale_a[i % 2] * pair[0] * scale_b.x + bias.x,
-                          scale_a[i % 2] * pair[1] * scale_b.y + bias.y,
-                          row + lane_ / 4 + 8 * (i % 2), at * 8 + 2 * quad_lane_,
-                          {i, block == 0, block + 2 == Shape::kColumns / 8}, state);
+        for (int i = 0; i < 8; ++i) {
+          words[i % 2][i / 2] = StraightWord(sums, row, block + i / 2, i % 2, scale_a, state);
+        }
+        // Lane q gets the eight n of block q.
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          TransposeInQuad(words[half], quad_lane_);
+          StoreRun(params_, EndM(), offset_.m + row + half * 8 + lane_ / 4,
+                   offset_.n + (block + quad_lane_) * 8, words[half]);
+        }
       }
-      // Lane q of the quad gets the eight n of half q % 2 of block q / 2.
-      TransposeInQuad(words, quad_lane_);
-      StoreRun(params_, EndM(), offset_.m + row + quad_lane_ % 2 * 8 + lane_ / 4,
-               offset_.n + (block + quad_lane_ / 2) * 8, words);
+    } else {
+#pragma unroll
+      for (int block = 0; block < Shape::kColumns / 8; block += 2) {
+        unsigned words[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          words[i] = StraightWord(sums, row, block + i / 2, i % 2, scale_a, state);
+        }
+        // Lane q gets the eight n of half q % 2 of block q / 2.
+        TransposeInQuad(words, quad_lane_);
+        StoreRun(params_, EndM(), offset_.m + row + quad_lane_ % 2 * 8 + lane_ / 4,
+                 offset_.n + (block + quad_lane_ / 2) * 8, words);
+      }
     }
+  }
+
+  // This lane's two n of a block of eight, in row lane / 4 or, for half 1, the one 8 later.
+  __device__ __forceinline__ unsigned StraightWord(const Sums& sums, int row, int block, int half,
+                                                   const float (&scale_a)[2],
+                                                   EpilogueState& state) const {
+    const int column = block * 8 + 2 * quad_lane_;
+    const float* const pair = &sums[block * 4 + half * 2];
+    const float2 scale_b = ScalePair(scales_b_, column);
+    const float2 bias = Pair(biases_, column);
+    return Finish(scale_a[half] * pair[0] * scale_b.x + bias.x,
+                  scale_a[half] * pair[1] * scale_b.y + bias.y, row + lane_ / 4 + 8 * half, column,
+                  {block % 2 * 2 + half, block < 2, block / 2 * 2 + 2 == Shape::kColumns / 8},
+                  state);
   }
 
   template <int kBoxColumns>

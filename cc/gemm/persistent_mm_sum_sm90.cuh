@@ -26,7 +26,7 @@ struct Operands {
       : rows(OperandDescriptor(shared.rows + WarpGroup() * (64 * Shape::kChunkElements),
                                Shape::kRowsAreContiguous)),
         columns(OperandDescriptor(shared.columns, Shape::kColumnsAreContiguous)) {
-    if constexpr (Shape::kOverlapsSums) {
+    if constexpr (Shape::kOverlapsSums || (Shape::kGroups && Shape::kWarpGroups > 1)) {
       rows = SameInWarp(rows);
       columns = SameInWarp(columns);
     }

@@ -5,14 +5,14 @@ most, from decoding to large m. A kernel of CUTLASS's builders takes nvcc ten ti
 """
 
 SMALL_KERNEL_SET = [
-    "grouped_mm_sm90_bf16_bf16_128x16x64_cooperative_swap",
-    "grouped_mm_sm90_bf16_bf16_128x32x64_cooperative_swap",
-    "grouped_mm_sm90_bf16_bf16_128x128x64_pingpong",
-    "grouped_mm_sm90_bf16_bf16_128x256x64_cooperative",
-    "grouped_mm_sm90_e4m3_bf16_128x16x128_cooperative_swap",
-    "grouped_mm_sm90_e4m3_bf16_128x32x128_cooperative_swap",
-    "grouped_mm_sm90_e4m3_bf16_128x128x128_pingpong",
-    "grouped_mm_sm90_e4m3_bf16_128x256x128_cooperative",
+    "grouped_mm_sm90_bf16_bf16_bf16_64x16x128_1x1x1_persistent1x9_swap",
+    "grouped_mm_sm90_bf16_bf16_bf16_64x64x128_1x1x1_persistent1x6_swap",
+    "grouped_mm_sm90_bf16_bf16_bf16_128x192x64_1x1x1_persistent2x4",
+    "grouped_mm_sm90_bf16_bf16_bf16_128x256x64_1x1x1_persistent2x3",
+    "grouped_mm_sm90_e4m3_e4m3_bf16_64x16x256_1x1x1_persistent1x9_swap",
+    "grouped_mm_sm90_e4m3_e4m3_bf16_64x64x256_1x1x1_persistent1x6_swap",
+    "grouped_mm_sm90_e4m3_e4m3_bf16_128x192x128_1x1x1_persistent2x4",
+    "grouped_mm_sm90_e4m3_e4m3_bf16_128x256x128_1x1x1_persistent2x3",
     "grouped_mm_block_sm90_e4m3_e4m3_bf16_64x16x256_1x1x1_persistent1x9_swap",
     "grouped_mm_block_sm90_e4m3_e4m3_bf16_128x128x128_1x1x1_persistent2x5",
     "grouped_mm_block_sm90_e4m3_e4m3_bf16_128x192x128_1x1x1_persistent2x4",

@@ -1,7 +1,6 @@
 """analysis_failure_test: a target must fail in analysis, in the right words."""
 
 load("//cc/gemm:cutlass_mm_sm90.bzl", "matmul_config", "scaled_mm_block_config", "scaled_mm_config")
-load("//cc/gemm:grouped_mm_sm90.bzl", "grouped_mm_config")
 load("//cc/gemm:persistent_mm_sm90.bzl", "persistent_mm_config")
 load("//tools/build_rules/private:cubin_library.bzl", "check_ids", "check_subset")
 load("//tools/build_rules/private:providers.bzl", "KernelInfo")
@@ -57,12 +56,6 @@ def analysis_failure_test(name, says, target_under_test):
 
 # Function -> itself, and arguments that it takes.
 _CONFIGS = {
-    "grouped_mm_config": (grouped_mm_config, {
-        "operand": "bf16",
-        "out": "bf16",
-        "schedule": "cooperative",
-        "tile": [128, 128],
-    }),
     "matmul_config": (matmul_config, {
         "cluster": [2, 1, 1],
         "layout": "nt",

@@ -1,24 +1,6 @@
 """Configs that must be refused: function -> test -> (what differs from a valid config, words of the error)."""
 
 CONFIG_FAILURES = {
-    "grouped_mm_config": {
-        "out": (
-            {"out": "fp32"},
-            ["out must be one of bf16, fp16", "\"fp32\""],
-        ),
-        "accumulators": (
-            {"tile": [256, 256]},
-            ["at most 192 accumulators", "has 256"],
-        ),
-        "tile_n": (
-            {"tile": [128, 16]},
-            ["tile n must be a multiple of 32 up to 256", "is 16"],
-        ),
-        "tile_of_three": (
-            {"tile": [128, 128, 64]},
-            ["tile must be 2 positive integers", "[128, 128, 64]", "(m, n)"],
-        ),
-    },
     "matmul_config": {
         "layout": (
             {"layout": "xy"},

@@ -26,7 +26,7 @@ UNKNOWN_GPU = DeviceFingerprint(
     name="NVIDIA X1", compute_capability=(9, 0), num_sms=100, l2_bytes=50000000, memory_clock_khz=2000000
 )
 VENDOR = Config(backend="vendor", kernel="torch._scaled_mm")
-GROUPED = Config(backend="sm90", kernel="grouped_mm_sm90_bf16_bf16_128x32x64_cooperative_swap")
+GROUPED = Config(backend="sm90", kernel="grouped_mm_sm90_bf16_bf16_bf16_64x64x128_1x1x1_persistent1x6_swap")
 GROUPED_VENDOR = Config(backend="vendor", kernel="torch._grouped_mm")
 SHA256 = "ab" * 32
 KERNEL_OP = "mypackage.kernels:softmax"

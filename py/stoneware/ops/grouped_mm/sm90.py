@@ -15,7 +15,7 @@ MAX_GROUPS = 1024
 
 MAX_EXTENT = 2**30 - 1
 """The largest m, n and k: the coordinates of a tile that crosses an edge must fit int32 (CanImplement in
-cc/gemm/grouped_mm_sm90_host.h)."""
+cc/gemm/persistent_mm_sm90_host.h)."""
 
 
 class _Sm90(Sm90):
