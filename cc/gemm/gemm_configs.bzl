@@ -55,8 +55,8 @@ SCALED_MM_BLOCK_SM90 = [
 ]
 
 # Groups of rows, each with a matrix of its own. Rows a group: up to 16, 32, 64 and so on those with swapped operands,
-# whose tile's n runs along them; many the rest. Blocks of a cluster along n load a for each other. Of the first, with
-# row scales or bf16, tile k is in units of 128 bytes.
+# whose tile's n runs along them; many the rest. Blocks of a cluster along n load a for each other. The first list is
+# for row scales and bf16, with tile k in units of 128 bytes.
 GROUPED_MM_SM90 = [
     persistent_mm_config(
         op = "grouped_mm",

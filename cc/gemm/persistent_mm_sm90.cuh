@@ -124,7 +124,11 @@ __device__ void MultiplyTiles(const typename Shape::Params& params,
       const PartialColumns<Shape> partial(shared, slice);
       partial.Exchange(shared, sums);
       TileStore<Shape, false> store(params, shared, offset, tile_idx, is_last_tile);
-      store.RunShare(partial, slice);
+      if constexpr (Shape::kFloatOut) {
+        store.RunShareOfFloats(partial, slice);
+      } else {
+        store.RunShare(partial, slice);
+      }
       partial.End();
     } else if constexpr (!kSplitsK) {
       TileStore<Shape, Shape::kStoresBoxes>(params, shared, offset, tile_idx, is_last_tile)

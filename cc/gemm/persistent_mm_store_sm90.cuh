@@ -123,28 +123,18 @@ class TileStore {
             const int at = row + lane_ / 4 + 8 * half;
             const float row_scale = row_scales[at];
             const float2 pair = half == 0 ? make_float2(sum.x, sum.y) : make_float2(sum.z, sum.w);
-            float first, second;
             if constexpr (Shape::kSwapAb) {
-              first = column_scale.x * pair.x * row_scale + biases_[at];
-              second = column_scale.y * pair.y * row_scale + biases_[at];
+              words[2 * i + half] = Finish(column_scale.x * pair.x * row_scale + biases_[at],
+                                           column_scale.y * pair.y * row_scale + biases_[at], at,
+                                           column, {2 * i + half, true, true}, state);
             } else {
               const float2 bias = Pair(biases_, column);
-              first = row_scale * pair.x * column_scale.x + bias.x;
-              second = row_scale * pair.y * column_scale.y + bias.y;
-            }
-            const EpilogueStep place = {2 * i + half, true, true};
-            if constexpr (!Shape::kFloatOut) {
-              words[2 * i + half] = Finish(first, second, at, column, place, state);
-            } else if constexpr (Shape::kSwapAb) {
-              StoreColumnPair(params_, EndM(), offset_.m + column, offset_.n + at,
-                              Values(first, second, at, column, place, state));
-            } else {
-              StorePair(params_, EndM(), offset_.m + at, offset_.n + column,
-                        Values(first, second, at, column, place, state));
+              words[2 * i + half] = Finish(row_scale * pair.x * column_scale.x + bias.x,
+                                           row_scale * pair.y * column_scale.y + bias.y, at, column,
+                                           {2 * i + half, true, true}, state);
             }
           }
         }
-        if constexpr (Shape::kFloatOut) continue;
         if constexpr (Shape::kSwapAb) {
           StoreTransposedRun(words, row, group * 2);
         } else {
@@ -152,6 +142,43 @@ class TileStore {
           TransposeInQuad(words, quad_lane_);
           StoreRun(params_, EndM(), offset_.m + row + quad_lane_ % 2 * 8 + lane_ / 4,
                    offset_.n + group * 16 + quad_lane_ / 2 * 8, words);
+        }
+      }
+    }
+  }
+
+  // The same of a d of floats.
+  __device__ void RunShareOfFloats(const PartialColumns<Shape>& partial,
+                                   const KSlice<Shape, true>& slice) {
+    const ColumnShare<Shape> share(slice, slice.rank);
+#pragma unroll 1
+    for (int group = share.begin; group < share.end; ++group) {
+#pragma unroll
+      for (int step = 0; step < Shape::kRowSteps; ++step) {
+        const int row = (step * Shape::kWarpGroups + warp_group_) * 64 + warp_ * 16 + lane_ / 4;
+        EpilogueState state;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float4 sum = partial.Sum(share, group, step, i);
+          const int column = group * 16 + i * 8 + 2 * quad_lane_;
+          const float2 scale = Pair(Shape::kSwapAb ? scales_a_ : scales_b_, column);
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int at = row + 8 * half;
+            const float2 pair = half == 0 ? make_float2(sum.x, sum.y) : make_float2(sum.z, sum.w);
+            if constexpr (Shape::kSwapAb) {
+              StoreColumnPair(params_, EndM(), offset_.m + column, offset_.n + at,
+                              Values(scale.x * pair.x * scales_b_[at] + biases_[at],
+                                     scale.y * pair.y * scales_b_[at] + biases_[at], at, column,
+                                     {2 * i + half, true, true}, state));
+            } else {
+              const float2 bias = Pair(biases_, column);
+              StorePair(params_, EndM(), offset_.m + at, offset_.n + column,
+                        Values(scales_a_[at] * pair.x * scale.x + bias.x,
+                               scales_a_[at] * pair.y * scale.y + bias.y, at, column,
+                               {2 * i + half, true, true}, state));
+            }
+          }
         }
       }
     }
@@ -313,8 +340,8 @@ class TileStore {
     }
   }
 
-  // From registers: four blocks of eight n of a row at a time, or two of two rows, by the lanes of a
-  // quad.
+  // From registers: four blocks of eight n of a row at a time, or two of two rows, by the lanes of
+  // a quad.
   __device__ void StoreStraightRuns(const Sums& sums, int row) {
     const float scale_a[2] = {Scale(scales_a_, row + lane_ / 4),
                               Scale(scales_a_, row + lane_ / 4 + 8)};

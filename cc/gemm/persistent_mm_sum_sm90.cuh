@@ -26,6 +26,7 @@ struct Operands {
       : rows(OperandDescriptor(shared.rows + WarpGroup() * (64 * Shape::kChunkElements),
                                Shape::kRowsAreContiguous)),
         columns(OperandDescriptor(shared.columns, Shape::kColumnsAreContiguous)) {
+    // In uniform registers, where a thread has no others left.
     if constexpr (Shape::kOverlapsSums || (Shape::kGroups && Shape::kWarpGroups > 1)) {
       rows = SameInWarp(rows);
       columns = SameInWarp(columns);

@@ -98,8 +98,8 @@ CONFIG_FAILURES = {
             ["slow accumulation must have two or three warp groups", "swap_ab = True", "change them"],
         ),
         "stored_places": (
-            {"stages": 3, "swap_ab": False, "tile": [128, 256, 128], "warp_groups": 2},
-            ["must have a place", "3 stages have 3, for 4", "add stages, or narrow the tile"],
+            {"stages": 2, "swap_ab": False, "tile": [256, 144, 256], "warp_groups": 2},
+            ["must have a place", "2 stages have 4, for 6", "add stages, or narrow the tile"],
         ),
         "tile_n": (
             {"tile": [64, 20, 256]},

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-_WIDE = "grouped_mm_sm90_e4m3_bf16_128x256x128_cooperative"
-_SWAPPED = "grouped_mm_sm90_bf16_bf16_128x32x64_cooperative_swap"
+_WIDE = "grouped_mm_sm90_e4m3_e4m3_bf16_128x256x128_1x1x1_persistent2x3"
+_SWAPPED = "grouped_mm_sm90_bf16_bf16_bf16_64x64x128_1x1x1_persistent1x6_swap"
 
 _A, _B, _D, _SCALE_A, _SCALE_B, _STREAM, _OFFSETS = (i << 20 for i in range(1, 8))
 
 # Values of the enums in cuda.h.
-_UINT8, _BFLOAT16 = "0", "9"
+_UINT8, _UINT16, _BFLOAT16 = "0", "1", "9"
 _SWIZZLE_128B = "3"
-_L2_128B = "2"
+_L2_NONE, _L2_128B = "0", "2"
 
 _SCALES = {_WIDE: "row", _SWAPPED: "none"}
 
@@ -35,7 +35,7 @@ def call(offsets={_OFFSETS}, **changes):
 """
 
 
-def _tensor_map(kind: str, rank: int, address: int, dims: str, strides: str, box: str) -> Any:
+def _tensor_map(kind: str, rank: int, address: int, dims: str, strides: str, box: str, l2: str = _L2_128B) -> Any:
     return {
         "type": kind,
         "rank": str(rank),
@@ -46,7 +46,7 @@ def _tensor_map(kind: str, rank: int, address: int, dims: str, strides: str, box
         "element_strides": ",".join("1" * rank),
         "interleave": "0",
         "swizzle": _SWIZZLE_128B,
-        "l2_promotion": _L2_128B,
+        "l2_promotion": l2,
         "fill": "0",
         "context": "1",
     }
@@ -58,16 +58,18 @@ def _tensor_map(kind: str, rank: int, address: int, dims: str, strides: str, box
         (
             _WIDE,
             [
-                _tensor_map(_UINT8, 2, _A, "1024,100", "2048", "128,128"),
                 _tensor_map(_UINT8, 3, _B, "1024,512,8", "4096,4194304", "128,256,1"),
+                _tensor_map(_UINT8, 2, _A, "1024,100", "2048", "128,128"),
+                _tensor_map(_UINT16, 2, _D, "512,100", "1280", "64,64", _L2_NONE),
             ],
         ),
-        # A tile's 32 columns run along m, its 128 rows along n.
+        # A tile's 64 columns run along m, its 64 rows along n.
         (
             _SWAPPED,
             [
-                _tensor_map(_BFLOAT16, 2, _A, "1024,100", "4096", "64,32"),
-                _tensor_map(_BFLOAT16, 3, _B, "1024,512,8", "8192,8388608", "64,128,1"),
+                _tensor_map(_BFLOAT16, 3, _B, "1024,512,8", "8192,8388608", "64,64,1"),
+                _tensor_map(_BFLOAT16, 2, _A, "1024,100", "4096", "64,64"),
+                _tensor_map(_UINT16, 2, _D, "512,100", "1280", "64,64", _L2_NONE),
             ],
         ),
     ],
@@ -89,7 +91,7 @@ report(fake.calls("cuTensorMapEncodeTiled"))
         (_WIDE, "", 16),
         (_WIDE, "m=3", 6),
         (_WIDE, "m=100000", 132),
-        (_SWAPPED, "num_groups=1", 16),  # (100 / 32 + 1) * 4
+        (_SWAPPED, "num_groups=1", 16),  # (100 / 64 + 1) * 8
     ],
 )
 def test_the_grid_covers_the_most_tiles_that_offsets_can_give(
@@ -100,7 +102,7 @@ call({changes})
 report([fake.calls("cuLaunchKernelEx"), entry])
     """)
     assert launch["grid"] == f"{blocks},1,1"
-    assert launch["block"] == "384,1,1"
+    assert launch["block"] == ("384,1,1" if kernel == _WIDE else "160,1,1")
     assert launch["shared_bytes"] == str(entry["shared_bytes"])
     assert entry["shared_bytes"] <= 227 * 1024
     assert launch["stream"] == str(_STREAM)
@@ -111,8 +113,7 @@ report([fake.calls("cuLaunchKernelEx"), entry])
     [
         ("num_groups=0", "cannot compute"),
         ("num_groups=1025", "cannot compute"),
-        ("scale_a='none'", "cannot compute"),
-        ("scale_a='tensor', scale_b='tensor'", "cannot compute"),
+        ("scale_a='block_1x128', scale_b='block_128x128'", "cannot compute"),
         ("batch=2", "cannot compute"),
         ("splits=2", "cannot compute"),
         ("n=520", "n=520 must be a multiple of 16"),
