@@ -1,4 +1,4 @@
-// The tensor map of an operand, as the families built from PTX load it.
+// The tensor map of an operand, as persistent_mm loads it.
 
 #pragma once
 

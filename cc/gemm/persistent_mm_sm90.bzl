@@ -401,7 +401,8 @@ def _promoting_rules(config):
 def _stored_rules(config):
     tile, stages = config.tile, config.stages
 
-    # A block's last tile is stored from where its stages were, 64 rows of 128 bytes from each.
+    # A block's last tile is stored from where its stages were, 64 rows of 128 bytes from each, unless each box has a place
+    # of its own.
     if config.out == "fp32":
         return []
     boxes = tile[0] // (64 * config.warp_groups) * _ceil_div(tile[1], _CHUNK_BYTES // 2)
@@ -409,7 +410,7 @@ def _stored_rules(config):
     return [(
         boxes <= places or _shared_bytes(config).has_place_for_each,
         ("without swapped operands the stages must have a place of {} bytes of k for each {} of n that a " +
-         "warp group stores, but {} stages have {}, for {}; add stages, or narrow the tile")
+         "warp group stores, but {} stages have {}, for {}; add stages, leave room next to them, or narrow the tile")
             .format(_CHUNK_BYTES, _CHUNK_BYTES // 2, stages, places, boxes),
     )]
 

@@ -116,9 +116,14 @@ struct PersistentMmHost {
     const auto is_plain = [](Scale scale) {
       return scale == Scale::kNone || scale == Scale::kTensor || scale == Scale::kRow;
     };
-    return Shape::kBlockScales
-               ? problem.scale_a == Scale::kBlock1x128 && problem.scale_b == Scale::kBlock128x128
-               : is_plain(problem.scale_a) && is_plain(problem.scale_b);
+    if (Shape::kBlockScales) {
+      return problem.scale_a == Scale::kBlock1x128 && problem.scale_b == Scale::kBlock128x128;
+    }
+    if (Shape::kGroups) {
+      return problem.scale_a == problem.scale_b &&
+             (problem.scale_a == Scale::kNone || problem.scale_a == Scale::kRow);
+    }
+    return is_plain(problem.scale_a) && is_plain(problem.scale_b);
   }
 
   // The map of d, in boxes of `box_columns` columns.

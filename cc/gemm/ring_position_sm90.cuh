@@ -16,12 +16,6 @@ struct RingPosition {
       parity ^= 1;
     }
   }
-
-  __device__ void Advance(int steps) {
-    stage += steps;
-    parity ^= (stage / kStages) & 1;
-    stage %= kStages;
-  }
 };
 
 }  // namespace stoneware::gemm::sm90

@@ -38,7 +38,7 @@ def tile_rules(tile, warp_groups, sharing, max_accumulators = MAX_ACCUMULATORS_P
     """Rules of m and n of a tile.
 
     Args:
-      tile: (m, n) or (m, n, k).
+      tile: (m, n, k).
       warp_groups: how many share its accumulators.
       sharing: the argument that says so, in words.
       max_accumulators: that a thread may hold without spills.

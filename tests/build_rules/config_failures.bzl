@@ -99,7 +99,7 @@ CONFIG_FAILURES = {
         ),
         "stored_places": (
             {"stages": 2, "swap_ab": False, "tile": [256, 144, 256], "warp_groups": 2},
-            ["must have a place", "2 stages have 4, for 6", "add stages, or narrow the tile"],
+            ["must have a place", "2 stages have 4, for 6", "add stages, leave room next to them, or narrow the tile"],
         ),
         "tile_n": (
             {"tile": [64, 20, 256]},

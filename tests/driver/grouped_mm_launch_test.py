@@ -8,6 +8,7 @@ import pytest
 
 _WIDE = "grouped_mm_sm90_e4m3_e4m3_bf16_128x256x128_1x1x1_persistent2x3"
 _SWAPPED = "grouped_mm_sm90_bf16_bf16_bf16_64x64x128_1x1x1_persistent1x6_swap"
+_NARROW = "grouped_mm_sm90_bf16_bf16_bf16_64x16x128_1x1x1_persistent1x9_swap"
 
 _A, _B, _D, _SCALE_A, _SCALE_B, _STREAM, _OFFSETS = (i << 20 for i in range(1, 8))
 
@@ -16,7 +17,7 @@ _UINT8, _UINT16, _BFLOAT16 = "0", "1", "9"
 _SWIZZLE_128B = "3"
 _L2_NONE, _L2_128B = "0", "2"
 
-_SCALES = {_WIDE: "row", _SWAPPED: "none"}
+_SCALES = {_WIDE: "row", _SWAPPED: "none", _NARROW: "none"}
 
 
 def _prelude(kernel: str) -> str:
@@ -27,7 +28,7 @@ from stoneware.ops import _sm90 as module
 fake.set_parameter_bytes([entry["params_bytes"]])
 problem = dict(tensors=["a", "b", "offs", "scale_a", "scale_b", "out"],
                m=100, n=512, k=1024, lda=2048, ldb=4096, ldd=640, num_groups=8,
-               batch_stride_b=4194304, scale_a='{_SCALES[kernel]}', scale_b='{_SCALES[kernel]}',
+               batch_stride_b=4194304, group_stride_scale_b=512, scale_a='{_SCALES[kernel]}', scale_b='{_SCALES[kernel]}',
                device=0, num_sms=132)
 def call(offsets={_OFFSETS}, **changes):
     module.Plan("{kernel}", **(problem | changes))(
@@ -72,6 +73,14 @@ def _tensor_map(kind: str, rank: int, address: int, dims: str, strides: str, box
                 _tensor_map(_UINT16, 2, _D, "512,100", "1280", "64,64", _L2_NONE),
             ],
         ),
+        # A tile of 16 rows of the result is stored from registers.
+        (
+            _NARROW,
+            [
+                _tensor_map(_BFLOAT16, 3, _B, "1024,512,8", "8192,8388608", "64,64,1"),
+                _tensor_map(_BFLOAT16, 2, _A, "1024,100", "4096", "64,16"),
+            ],
+        ),
     ],
 )
 def test_one_tensor_map_spans_all_rows_and_one_all_groups(kernel: str, maps: list[Any], run_with_fake: Any) -> None:
@@ -113,6 +122,8 @@ report([fake.calls("cuLaunchKernelEx"), entry])
     [
         ("num_groups=0", "cannot compute"),
         ("num_groups=1025", "cannot compute"),
+        ("scale_a='none'", "cannot compute"),
+        ("scale_a='tensor', scale_b='tensor'", "cannot compute"),
         ("scale_a='block_1x128', scale_b='block_128x128'", "cannot compute"),
         ("batch=2", "cannot compute"),
         ("splits=2", "cannot compute"),
