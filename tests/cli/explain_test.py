@@ -147,7 +147,7 @@ def test_explain_prints_the_groups_and_the_runners_up(grouped_table, capsys):
         "H200",
     )
     assert "grouped_mm m=128 n=4096 k=14336 groups=8 bf16*bf16->bf16" in out
-    assert "12.00 us" in out and "tile 128x32x64" in out
+    assert "12.00 us" in out and "tile 64x64x128" in out
 
 
 def test_explain_of_an_unknown_device_names_the_known(package, capsys):

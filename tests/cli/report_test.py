@@ -248,7 +248,7 @@ def test_a_roof_that_is_exceeded_says_why(tmp_path, capsys):
     folder = write_folder(tmp_path / "h200", [sample(SMALL, 1.0), sample(SMALL, 100.0, m=64)])
     text = page(capsys, tmp_path / "x.html", folder)
     assert "A circled problem is above it: operands that stay in the L2 cache are not read from memory" in text
-    assert len(re.findall(r'<circle [^>]*class="m\d ours above"', text)) == 1
+    assert len(re.findall(r'<circle [^>]*class="m\d above"', text)) == 1
 
 
 def test_colours_change_at_the_edges_and_the_middle_is_as_fast():

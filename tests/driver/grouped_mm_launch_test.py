@@ -28,8 +28,8 @@ from stoneware.ops import _sm90 as module
 fake.set_parameter_bytes([entry["params_bytes"]])
 problem = dict(tensors=["a", "b", "offs", "scale_a", "scale_b", "out"],
                m=100, n=512, k=1024, lda=2048, ldb=4096, ldd=640, num_groups=8,
-               batch_stride_b=4194304, group_stride_scale_b=512, scale_a='{_SCALES[kernel]}', scale_b='{_SCALES[kernel]}',
-               device=0, num_sms=132)
+               batch_stride_b=4194304, group_stride_scale_b=512, device=0, num_sms=132,
+               scale_a='{_SCALES[kernel]}', scale_b='{_SCALES[kernel]}')
 def call(offsets={_OFFSETS}, **changes):
     module.Plan("{kernel}", **(problem | changes))(
         {_STREAM}, [{_A}, {_B}, offsets, {_SCALE_A}, {_SCALE_B}, {_D}])

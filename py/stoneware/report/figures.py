@@ -85,14 +85,15 @@ def roofline(points: Sequence[MeasuredProblem], roofs: Roofs, axes: Axes) -> str
     lines.append(f'<path class="roof" d="M{path}"/>')
     for point in points:
         roof = roofs.at(point.intensity)
-        css_class = "torch" if is_vendor(point.chosen.config) else "ours"
+        css_class = f"m{verdict.band(point.key, verdict.COARSE_BANDS)}"
+        css_class += " torch" if is_vendor(point.chosen.config) else ""
         css_class += " above" if point.tflops > roof else ""
         hint = f"{point.key.shape}: {point.tflops:.3g} TFLOP/s, {point.tflops / roof:.0%} of the roof"
         of_models = " ".join(models(point.key))
         mark = f' data-find="{html.escape(of_models)}"' if of_models else ""
         lines.append(
-            f'<circle{mark} class="m{verdict.band(point.key, verdict.COARSE_BANDS)} {css_class}" '
-            f'cx="{x(point.intensity)}" cy="{y(point.tflops)}"><title>{html.escape(hint)}</title></circle>'
+            f'<circle{mark} class="{css_class}" cx="{x(point.intensity)}" cy="{y(point.tflops)}">'
+            f"<title>{html.escape(hint)}</title></circle>"
         )
     return "\n".join([*lines, "</svg>"])
 

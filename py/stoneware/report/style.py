@@ -80,9 +80,9 @@ th, td { padding: 3px 10px; vertical-align: top; } td { font-variant-numeric: ta
 .legend { display: flex; flex-wrap: wrap; font-size: 12px; margin: 6px 0; } .legend span { padding: 2px 7px; }
 svg { display: block; min-width: 560px; width: 100%; max-width: 860px; font-size: 12px; }
 svg text { fill: var(--ink); } .grid { stroke: var(--line); }
-circle { r: 4px; } .roof { fill: none; stroke: var(--soft); stroke-width: 2; }
+circle { r: 4px; fill: var(--c); } .roof { fill: none; stroke: var(--soft); stroke-width: 2; }
 .m0 { --c: var(--m0); } .m1 { --c: var(--m1); } .m2 { --c: var(--m2); } .m3 { --c: var(--m3); }
-.ours { fill: var(--c); } .torch { fill: var(--page); stroke: var(--c); stroke-width: 1.5; }
+.torch { fill: var(--page); stroke: var(--c); stroke-width: 1.5; }
 .above { stroke: var(--ink); stroke-width: 1.5; }
 details { margin: 8px 0; } summary { cursor: pointer; font-weight: 600; } summary h2 { display: inline; }
 [hidden] { display: none !important; }

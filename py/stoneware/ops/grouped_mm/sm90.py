@@ -14,8 +14,8 @@ MAX_GROUPS = 1024
 """Size of a block's table of groups in shared memory (kMaxGroups in cc/gemm/grouped_tiles.h)."""
 
 MAX_EXTENT = 2**30 - 1
-"""The largest m, n and k: half of an int32, so that the coordinates of any tile that crosses an edge fit (CanImplement in
-cc/gemm/persistent_mm_sm90_host.h has the exact rule)."""
+"""The largest m, n and k: half of an int32, so that the coordinates of any tile that crosses an edge fit. CanImplement
+of cc/gemm/persistent_mm_sm90_host.h has the exact rule."""
 
 
 class _Sm90(Sm90):
