@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy
 import plain_fp8
@@ -204,28 +206,42 @@ def test_outputs_deviate_no_more_than_those_of_plain_fp8(name, recipe):
     assert not failures, "\n".join(failures)
 
 
+@contextlib.contextmanager
+def convolutions_in_float32() -> Iterator[None]:
+    """oneDNN's gradient of a convolution in bfloat16 reads memory that nothing has written (torch 2.13)."""
+
+    def in_float32(
+        convolution: Callable[..., torch.Tensor], x: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        args, kwargs = in_dtype(args, torch.float32), dict(zip(kwargs, in_dtype([*kwargs.values()], torch.float32)))
+        return convolution(x.float(), *args, **kwargs).to(x.dtype)
+
+    with contextlib.ExitStack() as stack:
+        for name in ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"):
+            changed = functools.partial(in_float32, getattr(torch.nn.functional, name))
+            stack.enter_context(mock.patch.object(torch.nn.functional, name, changed))
+        yield
+
+
 def train(name: str, model: torch.nn.Module, choices: list[Choices]) -> tuple[list[float], list[Choices], set[str]]:
     """Trains on one batch: the loss of each step, what routers chose, and the names of parameters with a gradient."""
     inputs = tiny_models.inputs_of(name, model)
     optimizer = torch.optim.SGD(model.parameters(), lr=STEP_SIZE)
     losses, chosen = [], []
-    # oneDNN's gradient of a convolution in bfloat16 reads memory that nothing has written (torch 2.13).
-    has_convolution = any(isinstance(module, torch.nn.modules.conv._ConvNd) for module in model.modules())
     for step in range(STEPS):
         optimizer.zero_grad()
         mode = choices[step].replayed() if choices else Choices()
         tiny_models.seed(step)  # of dropout
         numpy.random.seed(step)  # of SpecAugment's masks
-        with torch.backends.mkldnn.flags(enabled=not has_convolution):
-            with mode:
-                outputs = tensors_of(model(**inputs))
-            chosen.append(mode)
-            generator = torch.Generator().manual_seed(2)
-            loss = sum(
-                ((output.float() - torch.randn(output.shape, generator=generator)) ** 2).mean()
-                for output in outputs if output.requires_grad
-            )  # fmt: skip
-            loss.backward()
+        with mode, convolutions_in_float32():
+            outputs = tensors_of(model(**inputs))
+        chosen.append(mode)
+        generator = torch.Generator().manual_seed(2)
+        loss = sum(
+            ((output.float() - torch.randn(output.shape, generator=generator)) ** 2).mean()
+            for output in outputs if output.requires_grad
+        )  # fmt: skip
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         losses.append(loss.item())
