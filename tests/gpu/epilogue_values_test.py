@@ -51,9 +51,9 @@ EXPRESSIONS: dict[str, tuple[Function, MakeInputs]] = {
         lambda acc, r: functional.silu(acc * 0.1) * r,
         lambda m, n: (normal(m, n, dtype=torch.float16),),
     ),
-    "swiglu in fp8": (
+    "swiglu in fp8": (  # far below 464, from which on a conversion to e4m3 gives NaN
         lambda acc, s: (functional.silu(acc[..., 0::2] * 0.1) * acc[..., 1::2] * s).to(torch.float8_e4m3fn),
-        lambda m, n: (torch.tensor(0.3, device="cuda"),),
+        lambda m, n: (torch.tensor(0.1, device="cuda"),),
     ),
     "several results": (
         lambda acc: (acc.relu(), acc.abs().amax(-1), (acc * 0.5).to(torch.float16), acc.to(torch.float8_e5m2)),
