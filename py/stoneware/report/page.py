@@ -255,7 +255,7 @@ def _heat_row(members: Sequence[MeasuredProblem]) -> str:
         cells.append(_speedup_cell(measures.geometric_mean(speedups), "\n".join(hovers)))
     layers = escape(", ".join(figures.layers(key))).replace("_", "_<wbr>")
     names = f"<small>{layers}</small>" if layers else ""
-    return f'<tr data-find="{escape(_find(key))}"><th>{figures.row_label(key)}{names}</th>{"".join(cells)}</tr>'
+    return f'<tr data-find="{escape(_find(key))}"><th>{figures.row_label(key)}{names}{"".join(cells)}'
 
 
 def _hover(problem: MeasuredProblem, vendor: Choice) -> str:
