@@ -26,24 +26,22 @@ def run_tool(
     src: pathlib.Path = KERNEL,
     function: str = "axpb",
     signature: str = AXPB_SIGNATURE,
-    arch: str = "sm_90",
+    archs: str = "sm_90",
     kernel_id: str = "axpb_test",
     cwd: pathlib.Path | None = None,
     environment: dict[str, str] | None = None,
     **other_flags: object,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the program in a process of its own; its outputs are out_dir/k.cubin and
-    out_dir/k.json."""
+    """Runs the program in a process of its own; `outputs` reads what it wrote."""
     out_dir.mkdir(parents=True, exist_ok=True)
     flag_values = {
         "src": src,
         "function": function,
         "signature": signature,
-        "arch": arch,
+        "archs": archs,
         "op": "axpb",
         "id": kernel_id,
-        "out_cubin": out_dir / "k.cubin",
-        "out_json": out_dir / "k.json",
+        "out_dir": out_dir,
         **other_flags,
     }
     return subprocess.run(
@@ -57,8 +55,8 @@ def run_tool(
     )
 
 
-def outputs(out_dir: pathlib.Path) -> tuple[bytes, str]:
-    return (out_dir / "k.cubin").read_bytes(), (out_dir / "k.json").read_text()
+def outputs(out_dir: pathlib.Path, kernel_id: str = "axpb_test") -> tuple[bytes, str]:
+    return (out_dir / f"{kernel_id}.cubin").read_bytes(), (out_dir / f"{kernel_id}.json").read_text()
 
 
 def test_json_describes_the_cubin_for_the_launcher(tmp_path):
@@ -86,11 +84,23 @@ def test_json_describes_the_cubin_for_the_launcher(tmp_path):
     assert text == json.dumps(description, sort_keys=True, indent=1) + "\n"
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"])
-def test_every_arch_compiles(tmp_path, arch):
-    result = run_tool(tmp_path, arch=arch)
+def test_every_arch_compiles_and_has_the_same_bytes_alone(tmp_path):
+    archs = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
+    result = run_tool(tmp_path, archs=",".join(archs), kernel_id="axpb_{arch}")
     assert result.returncode == 0, result.stderr
-    assert json.loads(outputs(tmp_path)[1])["arch"] == arch
+    built = {arch: outputs(tmp_path, f"axpb_{arch.replace('_', '')}") for arch in archs}
+    assert [json.loads(text)["arch"] for _, text in built.values()] == archs
+    assert len({cubin for cubin, _ in built.values()}) == len(archs)
+    for arch in ("sm_80", "sm_120"):
+        assert run_tool(tmp_path / arch, archs=arch, kernel_id="axpb_{arch}").returncode == 0
+        assert outputs(tmp_path / arch, f"axpb_{arch.replace('_', '')}") == built[arch]
+
+
+def test_nothing_is_written_if_one_arch_is_refused(tmp_path):
+    result = run_tool(tmp_path, archs="sm_90,sm_42", kernel_id="axpb_{arch}")
+    assert result.returncode == 1
+    assert "sm_42 of --archs must be one of sm_80" in result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_bytes_do_not_depend_on_path_cwd_home_or_environment(tmp_path):
@@ -118,7 +128,7 @@ def test_bytes_do_not_depend_on_path_cwd_home_or_environment(tmp_path):
     # Nothing is left behind: no cache under HOME (the out folder), in TMPDIR, or next to the source.
     for folder in (short, long):
         left = sorted(path.name for path in folder.rglob("*") if path.is_file())
-        assert left == ["k.cubin", "k.json", "tiny_kernel.py"]
+        assert left == ["axpb_test.cubin", "axpb_test.json", "tiny_kernel.py"]
 
 
 def test_bytes_for_sm_100_do_not_depend_on_addresses(tmp_path):
@@ -133,7 +143,7 @@ def test_bytes_for_sm_100_do_not_depend_on_addresses(tmp_path):
             function="scaled_mm",
             signature="*fp8e4nv:16, *fp8e4nv:16, *bf16:16, *fp32, *fp32, *bf16, i32, i32:16, i32:16, "
             "i32:16, i32:16, i32:16, i32, i32, i32, 16, 64, 128, 8, 1",
-            arch="sm_100",
+            archs="sm_100",
             num_warps=4,
             num_stages=5,
             environment={"TMPDIR": str(out_dir), "FILLER": "x" * (100 * run_idx)},
@@ -159,7 +169,7 @@ def test_hint_sixteen_widens_the_loads(tmp_path):
 
 
 REFUSALS = {
-    "unknown arch": ({"arch": "sm_42"}, ["--arch=sm_42", "sm_80, sm_86, sm_89, sm_90, sm_100, sm_120"]),
+    "unknown arch": ({"archs": "sm_42"}, ["sm_42 of --archs", "sm_80, sm_86, sm_89, sm_90, sm_100, sm_120"]),
     "too few entries": (
         {"signature": "*fp32, *fp32, fp32, 128"},
         ["4 entries", "6 parameters of axpb(x, out, factor, shift, count, TILE)", "shift=128"],
@@ -181,7 +191,7 @@ REFUSALS = {
         {
             "function": "gemm",
             "signature": "*fp16:16, *fp16:16, *fp32:16, i32:16, 128, 128",
-            "arch": "sm_86",
+            "archs": "sm_86",
             "num_warps": 8,
             "num_stages": 4,
         },
@@ -191,7 +201,7 @@ REFUSALS = {
         {
             "function": "gemm",
             "signature": "*fp16:16, *fp16:16, *fp32:16, i32:16, 128, 32",
-            "arch": "sm_80",
+            "archs": "sm_80",
             "num_warps": 1,
         },
         ["spills", "sm_80", "raise --num_warps (now 1)"],
@@ -207,7 +217,7 @@ def test_refusals_state_rule_value_and_remedy(tmp_path, case):
     for text in ("axpb_test", *expected):
         assert text in result.stderr
     assert "Traceback" not in result.stderr
-    assert not (tmp_path / "k.cubin").exists() and not (tmp_path / "k.json").exists()
+    assert not list(tmp_path.glob("axpb_test*"))
 
 
 def test_the_program_imports_only_absl_and_triton():

@@ -1,9 +1,12 @@
 """Compiles one Triton function ahead of time: FILE.py -> .cubin + .json, with no GPU and no torch.
 
-    triton_aot --src FILE.py --function matmul --arch sm_90 \\
+    triton_aot --src FILE.py --function matmul --archs sm_80,sm_90 \\
         --signature "*bf16:16, *bf16:16, *bf16:16, i32, i32:16, i32:1, 128, 64" \\
-        --num_warps 4 --num_stages 3 --op matmul --id matmul_triton_sm90_bf16 \\
-        --config '{"tile": [128, 64]}' --out_cubin K.cubin --out_json K.json
+        --num_warps 4 --num_stages 3 --op matmul --id matmul_triton_{arch}_bf16 \\
+        --config '{"tile": [128, 64]}' --out_dir DIR
+
+writes DIR/matmul_triton_sm80_bf16.cubin and .json, and those of sm90. If an architecture is refused,
+nothing is written.
 
 The signature names one entry per parameter of the function, in order, in the syntax of
 triton.tools.compile:
@@ -13,9 +16,9 @@ triton.tools.compile:
     i32:1               promised to be 1: compiled in, not passed
     128  0.5            a constant of that value: compiled in, not passed
 
-The output depends on the text of FILE.py and the flags alone: not on its path, the working folder,
-HOME, TMPDIR or other environment variables (they are dropped before Triton is imported), nor on a
-cache (a fresh one is used and removed). Triton writes source paths into its line tables, so those
+The outputs of an architecture depend on the text of FILE.py and the flags alone: not on its path, the
+working folder, HOME, TMPDIR or other environment variables (they are dropped before Triton is
+imported), the other architectures, nor on a cache (a fresh one is used and removed). Triton writes source paths into its line tables, so those
 are off.
 
 A kernel that spills registers, uses more shared memory than the GPU has, or needs scratch memory
@@ -38,7 +41,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from absl import app, flags, logging
@@ -218,7 +221,8 @@ def _check_ptx_parameters(ptx: str, letters: str) -> str:
     return letters
 
 
-def _place_ptxas(knobs: Any, capability: int, folder: pathlib.Path) -> None:
+@contextlib.contextmanager
+def _placed_ptxas(knobs: Any, capability: int, folder: pathlib.Path) -> Iterator[None]:
     """Has Triton run a copy of its ptxas in `folder`, a path of fixed length.
 
     See _fix_addresses_of_children: the lengths of ptxas's own path and of its arguments count too.
@@ -227,6 +231,10 @@ def _place_ptxas(knobs: Any, capability: int, folder: pathlib.Path) -> None:
     tool = knobs.nvidia.ptxas_blackwell if is_blackwell else knobs.nvidia.ptxas
     variable = "TRITON_PTXAS_BLACKWELL_PATH" if is_blackwell else "TRITON_PTXAS_PATH"
     os.environ[variable] = str(shutil.copy(tool.path, folder / "ptxas"))
+    try:
+        yield
+    finally:
+        del os.environ[variable]
 
 
 def _fix_addresses_of_children() -> None:
@@ -254,25 +262,32 @@ def _read_ptxas_log(log: str) -> tuple[int, int]:
     return int(registers.group(1)), max(int(spill) for spill in spills)
 
 
-def compile_kernel(
-    *, src: pathlib.Path, function: str, signature: str, arch: str, num_warps: int, num_stages: int
-) -> Compiled:
-    """Compiles `function` of the file `src` for `arch`, such as "sm_90".
+def load_function(src: pathlib.Path, function: str) -> Any:
+    """The @triton.jit function `function` of the file `src`.
+
+    Raises:
+      AotError: no such file or function is there.
+    """
+    for name in set(os.environ) - set(_KEPT_ENVIRONMENT):
+        del os.environ[name]
+    _fix_addresses_of_children()
+    return _load_function(src, function)
+
+
+def compile_kernel(jit_function: Any, *, signature: str, arch: str, num_warps: int, num_stages: int) -> Compiled:
+    """Compiles what load_function returned for `arch`, such as "sm_90".
 
     Raises:
       AotError: the kernel cannot be compiled as asked.
     """
     if arch not in SHARED_BYTES_LIMIT:
-        raise AotError(f"--arch={arch} must be one of {', '.join(SHARED_BYTES_LIMIT)}")
+        raise AotError(f"{arch} of --archs must be one of {', '.join(SHARED_BYTES_LIMIT)}")
     if num_warps < 1 or num_warps & (num_warps - 1):
         raise AotError(f"--num_warps={num_warps} must be a power of 2")
     if num_stages < 1:
         raise AotError(f"--num_stages={num_stages} must be at least 1")
 
-    for name in set(os.environ) - set(_KEPT_ENVIRONMENT):
-        del os.environ[name]
-    _fix_addresses_of_children()
-    jit_function = _load_function(src, function)
+    function = jit_function.fn.__name__
     parameters = parse_signature(signature, jit_function.arg_names, function)
     kernel, ptxas_log = _compile(
         jit_function, signature, parameters, int(arch.removeprefix("sm_")), num_warps, num_stages
@@ -313,9 +328,8 @@ def _compile(
     with tempfile.TemporaryDirectory(prefix="triton_aot_", dir=_SCRATCH_PARENT) as scratch_dir:
         knobs.cache.dir = scratch_dir
         tempfile.tempdir = scratch_dir  # of Triton's own temporary files
-        _place_ptxas(knobs, capability, pathlib.Path(scratch_dir))
         try:
-            with contextlib.redirect_stdout(log):
+            with _placed_ptxas(knobs, capability, pathlib.Path(scratch_dir)), contextlib.redirect_stdout(log):
                 kernel = triton.compile(
                     source,
                     target=GPUTarget("cuda", capability, _WARP_THREADS),
@@ -388,14 +402,13 @@ def _define_flags() -> None:
     flags.DEFINE_string("src", None, "Python file with the function.", required=True)
     flags.DEFINE_string("function", None, "Name of the @triton.jit function.", required=True)
     flags.DEFINE_string("signature", None, "Types, hints and constants, one per parameter.", required=True)
-    flags.DEFINE_string("arch", None, f"One of {', '.join(SHARED_BYTES_LIMIT)}.", required=True)
+    flags.DEFINE_list("archs", None, f"Some of {', '.join(SHARED_BYTES_LIMIT)}.", required=True)
     flags.DEFINE_string("op", None, "Op that the kernel serves, such as scaled_mm.", required=True)
-    flags.DEFINE_string("id", None, "Id of the kernel in the manifest.", required=True)
+    flags.DEFINE_string("id", None, "Id of the kernels in the manifest; {arch} becomes sm90 and so on.", required=True)
     flags.DEFINE_string("config", "{}", "JSON object that the kernel's backend reads back: tile, dtypes, ...")
     flags.DEFINE_integer("num_warps", 4, "Warps per block, a power of 2.")
     flags.DEFINE_integer("num_stages", 3, "Depth of the software pipeline.")
-    flags.DEFINE_string("out_cubin", None, "File to write the cubin to.", required=True)
-    flags.DEFINE_string("out_json", None, "File to write the description to.", required=True)
+    flags.DEFINE_string("out_dir", None, "Folder for ID.cubin and ID.json.", required=True)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -403,31 +416,35 @@ def main(argv: Sequence[str]) -> None:
         raise app.UsageError(f"only flags are taken, found {argv[1:]}")
     values = flags.FLAGS
     start = time.monotonic()
+    outputs: dict[str, bytes] = {}
     try:
         config = _parse_config(values.config)
-        compiled = compile_kernel(
-            src=pathlib.Path(values.src),
-            function=values.function,
-            signature=values.signature,
-            arch=values.arch,
-            num_warps=values.num_warps,
-            num_stages=values.num_stages,
-        )
+        jit_function = load_function(pathlib.Path(values.src), values.function)
+        for arch in values.archs:
+            kernel_id = values.id.format(arch=arch.replace("_", ""))
+            compiled = compile_kernel(
+                jit_function,
+                signature=values.signature,
+                arch=arch,
+                num_warps=values.num_warps,
+                num_stages=values.num_stages,
+            )
+            text = describe(compiled, kernel_id=kernel_id, op=values.op, arch=arch, config=config)
+            outputs |= {f"{kernel_id}.cubin": compiled.cubin, f"{kernel_id}.json": text.encode("ascii")}
+            logging.info(
+                "%s: %d bytes, %d registers, %d bytes of shared memory, %d threads, after %.1f s",
+                kernel_id,
+                len(compiled.cubin),
+                compiled.registers,
+                compiled.shared_bytes,
+                compiled.block_threads,
+                time.monotonic() - start,
+            )
     except AotError as error:
         logging.error("%s: %s", values.id, error)
         sys.exit(1)
-    text = describe(compiled, kernel_id=values.id, op=values.op, arch=values.arch, config=config)
-    pathlib.Path(values.out_cubin).write_bytes(compiled.cubin)
-    pathlib.Path(values.out_json).write_text(text, encoding="ascii", newline="\n")
-    logging.info(
-        "%s: %d bytes, %d registers, %d bytes of shared memory, %d threads, in %.1f s",
-        values.id,
-        len(compiled.cubin),
-        compiled.registers,
-        compiled.shared_bytes,
-        compiled.block_threads,
-        time.monotonic() - start,
-    )
+    for name, data in outputs.items():
+        (pathlib.Path(values.out_dir) / name).write_bytes(data)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,22 @@ load(":backward.bzl", "BACKWARD_ATTRS", "served")
 load(":cuda_archs.bzl", "check_arch")
 load(":providers.bzl", "CudaArchsInfo", "KernelInfo")
 
-def _compile(ctx, id, arch, config):
-    """The action that compiles one kernel: (cubin, launch description)."""
-    cubin = ctx.actions.declare_file(id + ".cubin")
-    description = ctx.actions.declare_file(id + ".json")
+def _id(ctx, arch):
+    return ctx.attr.kernel_id.format(arch = arch.replace("_", ""))
+
+def _compile(ctx, archs, config):
+    """The action that compiles the kernels of `archs`: arch -> (cubin, launch description).
+
+    One for all, since starting Python and Triton takes as long as compiling a kernel.
+    """
+    built = {
+        arch: (
+            ctx.actions.declare_file(_id(ctx, arch) + ".cubin"),
+            ctx.actions.declare_file(_id(ctx, arch) + ".json"),
+        )
+        for arch in archs
+    }
+    outputs = [file for files in built.values() for file in files]
     args = ctx.actions.args()
     args.add("--verbosity=-1")
     args.add("--src", ctx.file.src)
@@ -15,22 +27,21 @@ def _compile(ctx, id, arch, config):
     args.add("--signature", ctx.attr.signature)
     args.add("--num_warps", ctx.attr.num_warps)
     args.add("--num_stages", ctx.attr.num_stages)
-    args.add("--arch", arch)
+    args.add_joined("--archs", archs, join_with = ",")
     args.add("--op", ctx.attr.op)
-    args.add("--id", id)
+    args.add("--id", ctx.attr.kernel_id)
     args.add("--config", config)
-    args.add("--out_cubin", cubin)
-    args.add("--out_json", description)
+    args.add("--out_dir", outputs[0].dirname)
     ctx.actions.run(
         executable = ctx.executable._triton_aot,
         arguments = [args],
         inputs = [ctx.file.src],
-        outputs = [cubin, description],
+        outputs = outputs,
         env = {"PATH": "/bin:/usr/bin"},
         mnemonic = "TritonAot",
-        progress_message = "Compiling {} with Triton".format(id),
+        progress_message = "Compiling {} for {} with Triton".format(ctx.label, ", ".join(archs)),
     )
-    return cubin, description
+    return built
 
 def _triton_aot_impl(ctx):
     config = json.encode(json.decode(ctx.attr.config) | {
@@ -41,22 +52,22 @@ def _triton_aot_impl(ctx):
         fail("{}: kernel_id of several archs must have \"{{arch}}\", which makes an id for each, but is \"{}\"; append \"_{{arch}}\""
             .format(ctx.label, ctx.attr.kernel_id))
     serves = served(ctx)
-    kernels, removed = [], []
     for arch in ctx.attr.archs:
         check_arch(ctx.label, arch)
-        if arch not in ctx.attr._cuda_archs[CudaArchsInfo].archs:
-            continue
-        id = ctx.attr.kernel_id.format(arch = arch.replace("_", ""))
+    archs = [arch for arch in ctx.attr.archs if arch in ctx.attr._cuda_archs[CudaArchsInfo].archs]
+    built = _compile(ctx, archs, config) if archs and any(serves.values()) else {}
+    kernels, removed = [], []
+    for arch in archs:
         about = {
             "arch": arch,
             "backend": "triton_aot",
             "config": config,
-            "id": id,
+            "id": _id(ctx, arch),
             "op": ctx.attr.op,
             "serves": json.encode(serves),
         }
-        if any(serves.values()):
-            cubin, description = _compile(ctx, id, arch, config)
+        if arch in built:
+            cubin, description = built[arch]
             kernels.append(struct(cubin = cubin, image = None, json = description, **about))
         else:
             removed.append(struct(**about))
