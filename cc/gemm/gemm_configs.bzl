@@ -8,21 +8,16 @@ load(":cutlass_mm_sm90.bzl", "matmul_config", "scaled_mm_block_config", "scaled_
 load(":persistent_mm_configs.bzl", "PERSISTENT_MM_SM90")
 load(":persistent_mm_sm90.bzl", "persistent_mm_config")
 
-# fp8 with tensor or row scales, for large m; the rest is PERSISTENT_MM_SM90's.
+# fp8 with tensor or row scales, by CUTLASS, for large m; the rest is PERSISTENT_MM_SM90's.
 SCALED_MM_SM90 = [
     scaled_mm_config(
         a = "e4m3",
         b = "e4m3",
-        out = out,
-        tile = tile,
+        out = "bf16",
+        tile = (128, 192, 128),
         cluster = (2, 1, 1),
         schedule = "pingpong",
-    )
-    for out, tiles in [
-        ("bf16", [(128, 128, 128), (128, 160, 128), (128, 192, 128)]),
-        ("fp16", [(128, 192, 128)]),
-    ]
-    for tile in tiles
+    ),
 ]
 
 # fp8 with slow accumulation, by CUTLASS: for results in fp32. The rest is PERSISTENT_MM_SM90's.
@@ -44,14 +39,10 @@ SCALED_MM_BLOCK_SM90 = [
         a = "e4m3",
         b = "e4m3",
         out = "bf16",
-        tile = tile,
-        cluster = cluster,
-        schedule = schedule,
-        swap_ab = swap_ab,
-    )
-    for tile, cluster, schedule, swap_ab in [
-        ((64, 128, 128), (1, 1, 1), "pingpong", False),
-    ]
+        tile = (64, 128, 128),
+        cluster = (1, 1, 1),
+        schedule = "pingpong",
+    ),
 ]
 
 # Groups of rows, each with a matrix of its own. Rows a group: up to 16, 32, 64 and so on those with swapped operands,
@@ -116,9 +107,7 @@ GROUPED_MM_SM90 = [
 ]
 
 _LARGE = ((128, 256, 64), (2, 1, 1), "cooperative", False)
-_MIDDLE = ((128, 128, 64), (2, 1, 1), "pingpong", False)
-_WIDE_160 = ((128, 160, 64), (2, 1, 1), "pingpong", False)
-_WIDE_192 = ((128, 192, 64), (2, 1, 1), "pingpong", False)
+_WIDE = ((128, 192, 64), (2, 1, 1), "pingpong", False)
 _SMALL_M = ((64, 64, 128), (1, 1, 1), "warpspecialized", True)
 _SMALL_M_16 = ((64, 16, 128), (1, 1, 1), "warpspecialized", True)
 
@@ -136,9 +125,9 @@ MATMUL_SM90 = [
         swap_ab = swap_ab,
     )
     for operand, out, layout, kernels in [
-        ("bf16", "bf16", "nt", [_MIDDLE, _WIDE_160, _WIDE_192, _SMALL_M, _SMALL_M_16]),
-        ("bf16", "bf16", "nn", [_MIDDLE, _SMALL_M]),
-        ("bf16", "bf16", "tn", [_MIDDLE, _WIDE_192]),
+        ("bf16", "bf16", "nt", [_WIDE, _SMALL_M, _SMALL_M_16]),
+        ("bf16", "bf16", "nn", [_SMALL_M]),
+        ("bf16", "bf16", "tn", [_WIDE]),
         ("bf16", "fp32", "tn", [_LARGE]),
     ]
     for tile, cluster, schedule, swap_ab in kernels

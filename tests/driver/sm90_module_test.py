@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 _WIDE = "scaled_mm_sm90_e4m3_e4m3_bf16_128x192x128_2x1x1_pingpong"
-_WIDE_FP16 = "scaled_mm_sm90_e4m3_e4m3_fp16_128x192x128_2x1x1_pingpong"
 _SPLIT_K = "scaled_mm_sm90_e4m3_e4m3_bf16_64x64x256_1x1x1_splitk1x6_swap"
 _SPLIT_K_TWO_GROUPS = "scaled_mm_sm90_e4m3_e4m3_bf16_128x64x128_1x1x1_splitk2x8_swap"
 _SHARES_COLUMNS = "scaled_mm_sm90_e4m3_e4m3_bf16_64x104x128_1x1x1_splitk1x10_swap_columns"
@@ -15,7 +14,7 @@ _NO_ROOM = "scaled_mm_sm90_e4m3_e4m3_fp16_128x192x128_1x1x1_persistent2x5_swap"
 _PERSISTENT = "scaled_mm_sm90_e4m3_e4m3_bf16_128x224x128_1x1x1_persistent2x4"
 
 # Values of the enums in cuda.h.
-_UINT8, _UINT16, _FLOAT16, _FLOAT32, _BFLOAT16 = "0", "1", "6", "7", "9"
+_UINT8, _UINT16, _FLOAT32, _BFLOAT16 = "0", "1", "7", "9"
 _SWIZZLE_64B, _SWIZZLE_128B = "2", "3"
 _L2_128B = "2"
 
@@ -60,11 +59,6 @@ _TENSOR_MAPS = {
         _tensor_map(_UINT8, _A, "1024,100,1", "2048,0", "128,128,1", _SWIZZLE_128B),
         _tensor_map(_UINT8, _B, "1024,512,1", "4096,0", "128,96,1", _SWIZZLE_128B),
         _tensor_map(_BFLOAT16, _D, "512,100,1", "1280,0", "32,64,1", _SWIZZLE_64B),
-    ],
-    _WIDE_FP16: [
-        _tensor_map(_UINT8, _A, "1024,100,1", "2048,0", "128,128,1", _SWIZZLE_128B),
-        _tensor_map(_UINT8, _B, "1024,512,1", "4096,0", "128,96,1", _SWIZZLE_128B),
-        _tensor_map(_FLOAT16, _D, "512,100,1", "1280,0", "32,64,1", _SWIZZLE_64B),
     ],
 }
 
@@ -422,7 +416,7 @@ def test_kernels_describe_themselves_without_the_driver(run_with_fake: Any) -> N
 report([module.kernels(), fake.call_names()])
     """)
     assert names == []
-    assert {_WIDE, _WIDE_FP16, _SPLIT_K} <= {kernel["id"] for kernel in kernels}
+    assert {_WIDE, _SPLIT_K} <= {kernel["id"] for kernel in kernels}
     for kernel in kernels:
         assert 0 < kernel["params_bytes"] <= 4096  # what a launch may pass on any driver
 
