@@ -268,8 +268,10 @@ def test_committed_samples_are_drawn_as_they_are(capsys, tmp_path):
     """The speed of every cell, computed here from the files alone, is what the page holds."""
     if not COMMITTED.exists():
         pytest.skip("runs in the root of the repository")
-    text = page(capsys, tmp_path / "report.html", COMMITTED)
-    document = json.loads(report(capsys, "--json", COMMITTED)[1])
+    out = tmp_path / "report.html"
+    code, printed, _ = report(capsys, "--json", "--out", out, COMMITTED)
+    assert code == exit_codes.OK
+    text, document = out.read_text(encoding="utf-8"), json.loads(printed)
     vendor_us, times_us = {}, {}
     for file in COMMITTED.glob("*.jsonl"):
         for _, item in sample_format.read_samples(file):
