@@ -59,7 +59,7 @@ _TENSOR_MAPS = {
         _tensor_map(_UINT8, _A, "1024,100,1", "2048,0", "128,128,1", _SWIZZLE_128B),
         _tensor_map(_UINT8, _B, "1024,512,1", "4096,0", "128,96,1", _SWIZZLE_128B),
         _tensor_map(_BFLOAT16, _D, "512,100,1", "1280,0", "32,64,1", _SWIZZLE_64B),
-    ],
+    ]
 }
 
 
