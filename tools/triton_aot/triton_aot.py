@@ -16,10 +16,10 @@ triton.tools.compile:
     i32:1               promised to be 1: compiled in, not passed
     128  0.5            a constant of that value: compiled in, not passed
 
-The outputs of an architecture depend on the text of FILE.py and the flags alone: not on its path, the
-working folder, HOME, TMPDIR or other environment variables (they are dropped before Triton is
-imported), the other architectures, nor on a cache (a fresh one is used and removed). Triton writes source paths into its line tables, so those
-are off.
+The outputs of an architecture depend on the text of FILE.py and the flags alone: not on its path,
+the working folder, HOME, TMPDIR or other environment variables (they are dropped before Triton is
+imported), the other architectures, nor on a cache (a fresh one is used and removed). Triton writes
+source paths into its line tables, so those are off.
 
 A kernel that spills registers, uses more shared memory than the GPU has, or needs scratch memory
 from its launcher is refused.
