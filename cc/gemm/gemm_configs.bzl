@@ -107,13 +107,14 @@ GROUPED_MM_SM90 = [
 ]
 
 _LARGE = ((128, 256, 64), (2, 1, 1), "cooperative", False)
+_MIDDLE = ((128, 128, 64), (2, 1, 1), "pingpong", False)
 _WIDE = ((128, 192, 64), (2, 1, 1), "pingpong", False)
 _SMALL_M = ((64, 64, 128), (1, 1, 1), "warpspecialized", True)
 _SMALL_M_16 = ((64, 16, 128), (1, 1, 1), "warpspecialized", True)
 
-# bf16 so far: nt, a linear layer's product; nn, the gradient of its input; tn, that of its weight,
-# which is often wanted in fp32. Layout tt has no kernel, and fp16 those of PERSISTENT_MM_SM90 alone; the rest
-# goes to other backends. Swapped tiles are for small m.
+# bf16, by CUTLASS: nt, a linear layer's product; nn, the gradient of its input; tn, that of its weight, which is often
+# wanted in fp32. These alone compute batches, so each layout has a tile for large m. The rest, fp16 too, is
+# PERSISTENT_MM_SM90's; layout tt has no kernel. Swapped tiles are for small m.
 MATMUL_SM90 = [
     matmul_config(
         operand = operand,
@@ -126,7 +127,7 @@ MATMUL_SM90 = [
     )
     for operand, out, layout, kernels in [
         ("bf16", "bf16", "nt", [_WIDE, _SMALL_M, _SMALL_M_16]),
-        ("bf16", "bf16", "nn", [_SMALL_M]),
+        ("bf16", "bf16", "nn", [_MIDDLE, _SMALL_M]),
         ("bf16", "bf16", "tn", [_WIDE]),
         ("bf16", "fp32", "tn", [_LARGE]),
     ]

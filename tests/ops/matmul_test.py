@@ -354,6 +354,13 @@ def test_a_batch_is_refused_for_what_the_kernels_are_where_all_take_one_matmul()
     assert "batch=2 must be 1" in reason and "which take one matmul" in reason
 
 
+@pytest.mark.parametrize("layout", ("nt", "nn", "tn"))
+def test_a_batch_has_a_wide_tile_in_each_layout(layout):
+    batch = Problem.dense(m=4096, n=4096, k=256, layout=layout, batch=70000)
+    assert sm90.BACKEND.supports(batch, H200) is None
+    assert sm90.BACKEND.configs(batch, H200)
+
+
 @pytest.mark.parametrize("batch", (1, 2, 70000))
 def test_kernels_that_run_a_problem_are_those_of_its_configs(batch):
     problem = Problem.dense(**DENSE, batch=batch)

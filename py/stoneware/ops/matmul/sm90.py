@@ -1,4 +1,4 @@
-"""Backend of matmul's kernels for Hopper: every layout, batches, and results with 16 or 32 bits."""
+"""Backend of matmul's kernels for Hopper: layouts nt, nn and tn, batches, and results with 16 or 32 bits."""
 
 from __future__ import annotations
 
