@@ -91,7 +91,7 @@ def test_every_arch_compiles_and_has_the_same_bytes_alone(tmp_path):
     built = {arch: outputs(tmp_path, f"axpb_{arch.replace('_', '')}") for arch in archs}
     assert [json.loads(text)["arch"] for _, text in built.values()] == archs
     assert len({cubin for cubin, _ in built.values()}) == len(archs)
-    for arch in ("sm_80", "sm_120"):
+    for arch in ("sm_90", "sm_100"):
         assert run_tool(tmp_path / arch, archs=arch, kernel_id="axpb_{arch}").returncode == 0
         assert outputs(tmp_path / arch, f"axpb_{arch.replace('_', '')}") == built[arch]
 
@@ -99,7 +99,7 @@ def test_every_arch_compiles_and_has_the_same_bytes_alone(tmp_path):
 def test_nothing_is_written_if_one_arch_is_refused(tmp_path):
     result = run_tool(tmp_path, archs="sm_90,sm_42", kernel_id="axpb_{arch}")
     assert result.returncode == 1
-    assert "sm_42 of --archs must be one of sm_80" in result.stderr
+    assert "axpb_sm42: sm_42 of --archs must be one of sm_80" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -169,6 +169,8 @@ def test_hint_sixteen_widens_the_loads(tmp_path):
 
 
 REFUSALS = {
+    "no arch": ({"archs": ""}, ["--archs=", "must name an architecture"]),
+    "one id of two archs": ({"archs": "sm_80,sm_90"}, ["--id=axpb_test", "append _{arch}"]),
     "unknown arch": ({"archs": "sm_42"}, ["sm_42 of --archs", "sm_80, sm_86, sm_89, sm_90, sm_100, sm_120"]),
     "too few entries": (
         {"signature": "*fp32, *fp32, fp32, 128"},

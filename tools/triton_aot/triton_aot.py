@@ -417,8 +417,14 @@ def main(argv: Sequence[str]) -> None:
     values = flags.FLAGS
     start = time.monotonic()
     outputs: dict[str, bytes] = {}
+    kernel_id = values.id
     try:
         config = _parse_config(values.config)
+        if not values.archs or (len(values.archs) > 1 and "{arch}" not in values.id):
+            raise AotError(
+                f"--archs={','.join(values.archs)} must name an architecture, and with several --id={values.id} must "
+                "have {arch}, which makes an id for each; append _{arch} to --id, or name one"
+            )
         jit_function = load_function(pathlib.Path(values.src), values.function)
         for arch in values.archs:
             kernel_id = values.id.format(arch=arch.replace("_", ""))
@@ -441,7 +447,7 @@ def main(argv: Sequence[str]) -> None:
                 time.monotonic() - start,
             )
     except AotError as error:
-        logging.error("%s: %s", values.id, error)
+        logging.error("%s: %s", kernel_id, error)
         sys.exit(1)
     for name, data in outputs.items():
         (pathlib.Path(values.out_dir) / name).write_bytes(data)
