@@ -26,7 +26,7 @@ _OUT = flags.DEFINE_string("out", None, "Path of the table to write.", required=
 
 
 def main(argv: Sequence[str]) -> int:
-    # Looking for cycles, of which there are none, takes a third of the time with half a million samples.
+    # A bake makes no cycles; looking for them takes a third of its time with half a million samples.
     gc.disable()
     try:
         manifest = _MANIFEST.value and read_manifest(_MANIFEST.value, remedy="build it with the kernel_manifest rule")

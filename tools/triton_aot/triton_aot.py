@@ -178,28 +178,6 @@ def _parse_entry(name: str, entry: str) -> Parameter:
     return Parameter(name=name, type=type_name, hint=16 if colon else None)
 
 
-def _load_function(src: pathlib.Path, function: str) -> Any:
-    # A fixed module name, since Triton mangles it into the names of functions.
-    spec = importlib.util.spec_from_file_location("triton_aot_source", src)
-    if spec is None or spec.loader is None or not src.is_file():
-        raise AotError(f"--src={src} must be a Python file; none is there")
-    module = importlib.util.module_from_spec(spec)
-    # inspect.getsource, by which Triton reads the function, looks the module up here.
-    sys.modules[spec.name] = module
-    sys.dont_write_bytecode = True
-    spec.loader.exec_module(module)
-
-    from triton.runtime.jit import JITFunction
-
-    found = getattr(module, function, None)
-    if not isinstance(found, JITFunction):
-        known = sorted(name for name, value in vars(module).items() if isinstance(value, JITFunction))
-        raise AotError(
-            f"--function={function} must be a @triton.jit function of {src.name}; it has {', '.join(known) or 'none'}"
-        )
-    return found
-
-
 def _check_ptx_parameters(ptx: str, letters: str) -> str:
     """The letters of every parameter that the kernel has, those that Triton adds included.
 
@@ -271,7 +249,25 @@ def load_function(src: pathlib.Path, function: str) -> Any:
     for name in set(os.environ) - set(_KEPT_ENVIRONMENT):
         del os.environ[name]
     _fix_addresses_of_children()
-    return _load_function(src, function)
+    # A fixed module name, since Triton mangles it into the names of functions.
+    spec = importlib.util.spec_from_file_location("triton_aot_source", src)
+    if spec is None or spec.loader is None or not src.is_file():
+        raise AotError(f"--src={src} must be a Python file; none is there")
+    module = importlib.util.module_from_spec(spec)
+    # inspect.getsource, by which Triton reads the function, looks the module up here.
+    sys.modules[spec.name] = module
+    sys.dont_write_bytecode = True
+    spec.loader.exec_module(module)
+
+    from triton.runtime.jit import JITFunction
+
+    found = getattr(module, function, None)
+    if not isinstance(found, JITFunction):
+        known = sorted(name for name, value in vars(module).items() if isinstance(value, JITFunction))
+        raise AotError(
+            f"--function={function} must be a @triton.jit function of {src.name}; it has {', '.join(known) or 'none'}"
+        )
+    return found
 
 
 def compile_kernel(jit_function: Any, *, signature: str, arch: str, num_warps: int, num_stages: int) -> Compiled:
@@ -328,20 +324,21 @@ def _compile(
     with tempfile.TemporaryDirectory(prefix="triton_aot_", dir=_SCRATCH_PARENT) as scratch_dir:
         knobs.cache.dir = scratch_dir
         tempfile.tempdir = scratch_dir  # of Triton's own temporary files
-        try:
-            with _placed_ptxas(knobs, capability, pathlib.Path(scratch_dir)), contextlib.redirect_stdout(log):
-                kernel = triton.compile(
-                    source,
-                    target=GPUTarget("cuda", capability, _WARP_THREADS),
-                    options={"num_warps": num_warps, "num_stages": num_stages},
-                )
-        except Exception as error:
-            file = pathlib.Path(jit_function.fn.__code__.co_filename).name
-            raise AotError(
-                f"Triton {triton.__version__} cannot compile {jit_function.fn.__name__} of {file} "
-                f"for sm_{capability} with the signature {signature!r}: {type(error).__name__}: "
-                f"{error}\n{log.getvalue()}"
-            ) from error
+        with _placed_ptxas(knobs, capability, pathlib.Path(scratch_dir)):
+            try:
+                with contextlib.redirect_stdout(log):
+                    kernel = triton.compile(
+                        source,
+                        target=GPUTarget("cuda", capability, _WARP_THREADS),
+                        options={"num_warps": num_warps, "num_stages": num_stages},
+                    )
+            except Exception as error:
+                file = pathlib.Path(jit_function.fn.__code__.co_filename).name
+                raise AotError(
+                    f"Triton {triton.__version__} cannot compile {jit_function.fn.__name__} of {file} "
+                    f"for sm_{capability} with the signature {signature!r}: {type(error).__name__}: "
+                    f"{error}\n{log.getvalue()}"
+                ) from error
         return kernel, log.getvalue()
 
 
