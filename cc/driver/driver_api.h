@@ -36,6 +36,7 @@ namespace stoneware::driver {
   ENTRY(cuKernelSetAttribute, 12000)                       \
   ENTRY(cuLaunchKernelEx, 11060)                           \
   ENTRY(cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050) \
+  ENTRY(cuOccupancyMaxActiveClusters, 11070)               \
   ENTRY(cuTensorMapEncodeTiled, 12000)                     \
   ENTRY(cuTensorMapEncodeIm2col, 12000)                    \
   ENTRY(cuTensorMapReplaceAddress, 12000)                  \

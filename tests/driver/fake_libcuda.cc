@@ -275,6 +275,15 @@ FAKE_EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CU
   return CUDA_SUCCESS;
 }
 
+// As on an H200: four clusters of four in seven GPCs, and two in another.
+FAKE_EXPORT CUresult cuOccupancyMaxActiveClusters(int* clusters, CUfunction,
+                                                  const CUlaunchConfig* config) {
+  const unsigned blocks = config->numAttrs > 0 ? config->attrs[0].value.clusterDim.x : 1;
+  FAKE_CALL(Call("cuOccupancyMaxActiveClusters").With("blocks", blocks));
+  *clusters = static_cast<int>(120 / blocks);
+  return CUDA_SUCCESS;
+}
+
 FAKE_EXPORT CUresult cuTensorMapEncodeTiled(
     CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
     const cuuint64_t* dims, const cuuint64_t* strides, const cuuint32_t* box,
@@ -360,6 +369,7 @@ FAKE_EXPORT CUresult cuGetProcAddress(const char* symbol, void** function, int v
       FAKE_ENTRY(cuKernelSetAttribute),
       FAKE_ENTRY(cuLaunchKernelEx),
       FAKE_ENTRY(cuOccupancyMaxActiveBlocksPerMultiprocessor),
+      FAKE_ENTRY(cuOccupancyMaxActiveClusters),
       FAKE_ENTRY(cuTensorMapEncodeTiled),
       FAKE_ENTRY(cuTensorMapEncodeIm2col),
       FAKE_ENTRY(cuTensorMapReplaceAddress),
