@@ -21,9 +21,6 @@ class Boxes {
   __device__ Boxes(const SharedMemory<Shape>& shared, int warp_group, int tile_idx,
                    bool uses_stages)
       : uses_stages_(uses_stages), barrier_(kAmongWarpGroup + warp_group) {
-    static_assert(Shape::kSwapAb || Shape::kHasPlaceForEach || Shape::kFloatOut ||
-                      (Shape::kBoxBytes == 64 * Shape::kChunkBytes && Shape::kBoxesFitStages),
-                  "persistent_mm_sm90.bzl refuses such a config");
     if (uses_stages) {
       // All have read them.
       SyncAtNamedBarrier(128, barrier_);

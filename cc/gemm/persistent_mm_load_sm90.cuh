@@ -12,14 +12,21 @@
 
 namespace stoneware::gemm::sm90 {
 
-// Loads a chunk of k of `kRows` rows that run fastest, from `first` on: load(shared, row) of the
-// box of each 64.
-template <int kRows, class Load>
-__device__ __forceinline__ void LoadContiguousRows(void* shared, int first, const Load& load) {
-  static_assert(kRows % 64 == 0, "persistent_mm_sm90.bzl refuses such a config");
+// Loads this block's part of a chunk of k of an operand, from row `first_row` on, to its place in
+// `chunk`: load(box, x, y) of each box, with its coordinates in the tensor map.
+template <class Boxes, class Load>
+__device__ __forceinline__ void LoadPart(void* chunk, int part, int first_row, int k,
+                                         const Load& load) {
+  char* const bytes = static_cast<char*>(chunk) + part * Boxes::kPartBytes;
+  const int row = first_row + part * Boxes::kRowsFromPartToPart;
+  if constexpr (Boxes::kContiguous == 0) {
+    load(bytes, k, row);
+  } else {
+    const int part_k = k + part * Boxes::kKFromPartToPart;
 #pragma unroll
-  for (int row = 0; row < kRows; row += 64) {
-    load(static_cast<char*>(shared) + row * 128, first + row);
+    for (int box = 0; box < Boxes::kNumber; ++box) {
+      load(bytes + box * Boxes::kBytesFromBoxToBox, row + box * Boxes::kContiguous, part_k);
+    }
   }
 }
 
@@ -34,7 +41,7 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
     if constexpr (Shape::kStoresBoxes && (!kSplitsK || Shape::kSplitsStoreBoxes)) {
       PrefetchTensorMap(&params.d_map);
     }
-    if constexpr (Shape::kNarrowBoxes) PrefetchTensorMap(&params.narrow_d_map);
+    if constexpr (Shape::kSmallerBoxes) PrefetchTensorMap(&params.smaller_d_map);
     for (int stage = 0; stage < Shape::kStages; ++stage) {
       shared.full[stage].Init(Shape::kBlockScales ? 1 + 32 : 1);
       shared.empty[stage].Init(Shape::kBlockScales && !Shape::kOverlapsSums
@@ -86,48 +93,26 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
           void* const columns = shared.columns + position * Shape::kColumns * Shape::kChunkElements;
           void* const a_tile = Shape::kSwapAb ? columns : rows;
           void* const b_tile = Shape::kSwapAb ? rows : columns;
-          if constexpr (Shape::kBlocksAlongM > 1) {
-            const PlaceInCluster<Shape> place;
-            constexpr int kPart = Shape::kTileN / Shape::kBlocksAlongM;
-            const int first = place.along_m * kPart;
-            void* const part = static_cast<char*>(b_tile) + first * Shape::kChunkBytes;
-            if constexpr (Shape::kBIsNMajor) {
-              LoadContiguousRows<kPart>(part, offset.n + first, [&](void* box, int n) {
-                LoadBoxToBlocks(&params.b_map, full, b_hint, box, n, k, place.SharingB());
+          LoadPart<typename Shape::BoxesOfB>(
+              b_tile, PlaceInCluster<Shape>().along_m, offset.n, k, [&](void* box, int x, int y) {
+                if constexpr (Shape::kBlocksAlongM > 1) {
+                  LoadBoxToBlocks(&params.b_map, full, b_hint, box, x, y,
+                                  PlaceInCluster<Shape>().SharingB());
+                } else if constexpr (Shape::kGroups) {
+                  LoadBox(&params.b_map, full, b_hint, box, x, y, offset.group);
+                } else {
+                  LoadBox(&params.b_map, full, b_hint, box, x, y);
+                }
               });
-            } else {
-              LoadBoxToBlocks(&params.b_map, full, b_hint, part, k, offset.n + first,
-                              place.SharingB());
-            }
-          } else if constexpr (Shape::kGroups) {
-            LoadBox(&params.b_map, full, b_hint, b_tile, k, offset.n, offset.group);
-          } else if constexpr (Shape::kBIsNMajor) {
-            LoadContiguousRows<Shape::kTileN>(b_tile, offset.n, [&](void* box, int n) {
-              LoadBox(&params.b_map, full, b_hint, box, n, k);
-            });
-          } else {
-            LoadBox(&params.b_map, full, b_hint, b_tile, k, offset.n);
-          }
-          if constexpr (Shape::kBlocksAlongN > 1) {
-            constexpr int kPart = Shape::kTileM / Shape::kBlocksAlongN;
-            const PlaceInCluster<Shape> place;
-            const int first = place.along_n * kPart;
-            void* const part = static_cast<char*>(a_tile) + first * Shape::kChunkBytes;
-            if constexpr (Shape::kAIsMMajor) {
-              LoadContiguousRows<kPart>(part, offset.m + first, [&](void* box, int m) {
-                LoadBoxToBlocks(&params.a_map, full, a_hint, box, m, k, place.SharingA());
+          LoadPart<typename Shape::BoxesOfA>(
+              a_tile, PlaceInCluster<Shape>().along_n, offset.m, k, [&](void* box, int x, int y) {
+                if constexpr (Shape::kBlocksAlongN > 1) {
+                  LoadBoxToBlocks(&params.a_map, full, a_hint, box, x, y,
+                                  PlaceInCluster<Shape>().SharingA());
+                } else {
+                  LoadBox(&params.a_map, full, a_hint, box, x, y);
+                }
               });
-            } else {
-              LoadBoxToBlocks(&params.a_map, full, a_hint, part, k, offset.m + first,
-                              place.SharingA());
-            }
-          } else if constexpr (Shape::kAIsMMajor) {
-            LoadContiguousRows<Shape::kTileM>(a_tile, offset.m, [&](void* box, int m) {
-              LoadBox(&params.a_map, full, a_hint, box, m, k);
-            });
-          } else {
-            LoadBox(&params.a_map, full, a_hint, a_tile, k, offset.m);
-          }
         }
       }
     }

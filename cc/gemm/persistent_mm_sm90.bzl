@@ -67,11 +67,12 @@ _GROUP_COLUMNS = 16
 # the products of 64 rows with each block of a tile's k.
 _MAX_PROMOTED_ACCUMULATORS = {1: 192, 2: 192, 3: 112}
 
-# The width of an operand's chunks of k, one swizzle atom, and of a stored tile's boxes.
+# The width of an operand's chunks of k, one swizzle atom, and of a stored tile's boxes along n. A box has so many of m.
 _CHUNK_BYTES = 128
+_BOX_ROWS = 64
 
-# The rows of an operand in a swizzle atom, where they run fastest.
-_ATOM_ROWS = 64
+# The columns of an operand in the smaller of two swizzle atoms, where they run fastest.
+_CONTIGUOUS_COLUMNS = 32
 
 # kMaxSharedBytesSm90 of config.h.
 _MAX_SHARED_BYTES = 227 * 1024
@@ -196,8 +197,6 @@ def _rules(config):
     if _promotes(config):
         rules += _promoting_rules(config)
     rules += _cluster_rules(config)
-    if not config.swap_ab:
-        rules += _stored_rules(config)
     shared = _shared_bytes(config)
     rules.append((
         shared.block <= _MAX_SHARED_BYTES,
@@ -233,15 +232,12 @@ def _cluster_rules(config):
         ),
     ]
 
-def _rows_are_contiguous(config):
-    """Whether the rows of a, and the columns of b, run fastest."""
-    return config.layout[0] == "t", config.layout[1] == "n"
+def _columns_are_contiguous(config):
+    """Whether the tile's columns run fastest: of a with swapped operands, else of b."""
+    return config.layout[0] == "t" if config.swap_ab else config.layout[1] == "n"
 
 def _layout_rules(config):
-    of_a, of_b = _rows_are_contiguous(config)
-    along_m, along_n = _blocks(config)
-    tile_m, tile_n = (config.tile[1], config.tile[0]) if config.swap_ab else (config.tile[0], config.tile[1])
-    parts = [part for part, is_met in [(tile_m // along_n, of_a), (tile_n // along_m, of_b)] if is_met]
+    columns = config.tile[1]
     return [
         (
             config.dtype == "bf16" and config.op == "matmul",
@@ -249,10 +245,10 @@ def _layout_rules(config):
                 .format(repr(config.layout), config.op, config.dtype),
         ),
         (
-            all([part % _ATOM_ROWS == 0 for part in parts]),
-            ("a block must load a multiple of {} rows of a, or columns of b, that run fastest, but loads {} with layout {} " +
-             "and swap_ab = {}; change the tile or the cluster")
-                .format(_ATOM_ROWS, " and ".join([str(part) for part in parts]), repr(config.layout), config.swap_ab),
+            columns % _CONTIGUOUS_COLUMNS == 0 or not _columns_are_contiguous(config),
+            ("tile n must be a multiple of {} where it runs fastest in memory, but is {} with layout {} and swap_ab = {}; " +
+             "change the tile")
+                .format(_CONTIGUOUS_COLUMNS, columns, repr(config.layout), config.swap_ab),
         ),
     ]
 
@@ -279,6 +275,9 @@ def _overlaps_sums(config):
     """Whether one warp group adds sums while another multiplies."""
     return _promotes(config) and config.warp_groups > 1
 
+def _has_vector_scales(config):
+    return _OPERAND_BYTES[config.dtype] == 1 and not config.block_scales
+
 def _ceil_div(numerator, denominator):
     return (numerator + denominator - 1) // denominator
 
@@ -292,7 +291,7 @@ def _shared_bytes(config):
     rows, columns, k = config.tile
     tile_m, tile_n = (columns, rows) if config.swap_ab else (rows, columns)
     stages = config.stages * (rows + columns) * k * _OPERAND_BYTES[config.dtype]
-    of_tile = tile_n if config.block_scales and _overlaps_sums(config) else 2 * tile_n + tile_m
+    of_tile = 2 * tile_n + tile_m if _has_vector_scales(config) else tile_n
     vectors = 2 * of_tile * 4 * (config.warp_groups if _overlaps_sums(config) else 1)
     scales = config.stages * k // SCALE_BLOCK * (tile_m + 4) * 4 if config.block_scales else 0
     barriers = (2 * config.stages + 1) * 8
@@ -301,25 +300,19 @@ def _shared_bytes(config):
 
     # Boxes: a place for each, or as many as fit.
     out_bytes = _OUT_BYTES[config.out]
-    box = (tile_m if config.swap_ab else 64) * _CHUNK_BYTES
-    row_steps = rows // (64 * config.warp_groups)
-    wanted = row_steps * box
-    least = 0
-    if not config.swap_ab:
-        box_columns = _CHUNK_BYTES // out_bytes
-        boxes = row_steps * _ceil_div(columns, box_columns)
-        last = 64 * ((columns - 1) % box_columns + 1) * out_bytes
-        wanted = (boxes - 1) * box + last
-        least = min(box, wanted)
+    box = _BOX_ROWS * _CHUNK_BYTES
+    box_columns = _BOX_ROWS if config.swap_ab else _CHUNK_BYTES // out_bytes
+    boxes = rows // (64 * config.warp_groups) * _ceil_div(columns, box_columns)
+    wanted = (boxes - 1) * box + box // box_columns * ((columns - 1) % box_columns + 1)
+    least = 0 if config.swap_ab else min(box, wanted)
     space = (_MAX_SHARED_BYTES - fixed) // config.warp_groups
-    stores_registers = tile_m < 64 or (config.swap_ab and out_bytes == 4)
+    stores_registers = tile_m < _BOX_ROWS or (config.swap_ab and out_bytes == 4)
     held = 0 if stores_registers else wanted if wanted <= space else space // box * box
     partial = 0
     if config.shares == "warps":
         partial = rows * columns * 4 // config.max_splits * (config.max_splits - 1)
     return struct(
         block = fixed + max(partial, config.warp_groups * least),
-        has_place_for_each = wanted <= space,
         stages_and_boxes = stages + config.warp_groups * held,
     )
 
@@ -397,22 +390,6 @@ def _promoting_rules(config):
              "groups, but has {}; shrink the tile").format(most, warp_groups, accumulators),
         ),
     ]
-
-def _stored_rules(config):
-    tile, stages = config.tile, config.stages
-
-    # A block's last tile is stored from where its stages were, 64 rows of 128 bytes from each, unless each box has a place
-    # of its own.
-    if config.out == "fp32":
-        return []
-    boxes = tile[0] // (64 * config.warp_groups) * _ceil_div(tile[1], _CHUNK_BYTES // 2)
-    places = stages * (tile[2] * _OPERAND_BYTES[config.dtype] // _CHUNK_BYTES)
-    return [(
-        boxes <= places or _shared_bytes(config).has_place_for_each,
-        ("without swapped operands the stages must have a place of {} bytes of k for each {} of n that a " +
-         "warp group stores, but {} stages have {}, for {}; add stages, leave room next to them, or narrow the tile")
-            .format(_CHUNK_BYTES, _CHUNK_BYTES // 2, stages, places, boxes),
-    )]
 
 def _columns(config):
     """What an id says of columns that are shared: by how many blocks, if by more than usual."""

@@ -130,12 +130,35 @@ struct PersistentMmAddParams<true> {
   bool accumulate;  // d += instead of d =
 };
 
-template <bool kNarrowBoxes>
-struct PersistentMmNarrowParams {};
+template <bool kSmallerBoxes>
+struct PersistentMmSmallerParams {};
 
 template <>
-struct PersistentMmNarrowParams<true> {
-  CUtensorMap narrow_d_map;
+struct PersistentMmSmallerParams<true> {
+  CUtensorMap smaller_d_map;
+};
+
+// The boxes in which `kBlocks` blocks of a cluster load the `kRows` rows of an operand for each
+// other, a chunk of k at a time. If k runs fastest, each block loads one box, of its part of the
+// rows. If rows run fastest, a box has `kContiguousRows` of them; each block loads some boxes or,
+// if these cannot be divided, a part of the k of all.
+template <int kRows, int kContiguousRows, int kBlocks>
+struct OperandBoxes {
+  static constexpr int kChunkBytes = 128;  // of k, of a row
+  static constexpr int kContiguous = kContiguousRows;
+  static constexpr int kContiguousK = kChunkBytes / 2;  // elements of 16 bits
+  static constexpr bool kDividesK = kContiguous > 0 && kRows / kContiguous % kBlocks != 0;
+
+  // What the tensor map's box has.
+  static constexpr int kRowsOfBox = kContiguous > 0 ? kContiguous : kRows / kBlocks;
+  static constexpr int kKOfBox = kDividesK ? kContiguousK / kBlocks : kContiguousK;
+
+  static constexpr int kNumber = kRows / (kDividesK ? kRowsOfBox : kRowsOfBox * kBlocks);
+  static constexpr int kBytesFromBoxToBox = kRowsOfBox * kChunkBytes;
+  static constexpr int kRowsFromPartToPart = kDividesK ? 0 : kRows / kBlocks;
+  static constexpr int kKFromPartToPart = kDividesK ? kKOfBox : 0;
+  static constexpr int kPartBytes =
+      kDividesK ? kKOfBox * kContiguous * 2 : kRowsFromPartToPart * kChunkBytes;
 };
 
 // What follows from a config alone.
@@ -166,16 +189,19 @@ struct PersistentMmShape {
   static constexpr int kTileM = kSwapAb ? kColumns : kRows;
   static constexpr int kTileN = kSwapAb ? kRows : kColumns;
   static constexpr int kTileK = Config::kTileK;
-  // Whether rows, or columns, run fastest in memory instead of k: of an M-major a or an N-major b.
-  // A swizzle atom then has 64 of them and 8 of k (wgmma_sm90.cuh), and a chunk of k has the atoms
-  // of 64 rows one after the other: 64 rows take as many bytes, at the same place, as with k.
-  static constexpr bool kRowsAreContiguous = kSwapAb ? Config::kBIsNMajor : Config::kAIsMMajor;
-  static constexpr bool kColumnsAreContiguous = kSwapAb ? Config::kAIsMMajor : Config::kBIsNMajor;
+  // The rows, or columns, of a swizzle atom (wgmma_sm90.cuh) if they run fastest in memory instead
+  // of k, else 0: of an M-major a or an N-major b. A chunk of k has the atoms of so many rows one
+  // after the other: they take as many bytes, at the same place, as rows in which k runs fastest.
+  static constexpr int kContiguousRows =
+      (kSwapAb ? Config::kBIsNMajor : Config::kAIsMMajor) ? 64 : 0;
+  static constexpr int kContiguousColumns = !(kSwapAb ? Config::kAIsMMajor : Config::kBIsNMajor) ? 0
+                                            : kColumns % 64 == 0 ? 64
+                                                                 : 32;
   static constexpr bool kAIsMMajor = Config::kAIsMMajor;
   static constexpr bool kBIsNMajor = Config::kBIsNMajor;
   static_assert(kOperandBytes == 2 || !(kAIsMMajor || kBIsNMajor),
                 "wgmma takes fp8 with k fastest");
-  static_assert(!kColumnsAreContiguous || kColumns % 64 == 0,
+  static_assert(kContiguousColumns == 0 || kColumns % kContiguousColumns == 0,
                 "persistent_mm_sm90.bzl refuses such a config");
   static constexpr int kStages = Config::kStages;
   static constexpr int kWarpGroups = Config::kWarpGroups;
@@ -215,6 +241,10 @@ struct PersistentMmShape {
   static constexpr int kBlocksAlongM = Config::kBlocksAlongM;
   static constexpr int kBlocksAlongN = Config::kBlocksAlongN;
   static constexpr int kSharingBlocks = kBlocksAlongM * kBlocksAlongN;
+  using BoxesOfA =
+      OperandBoxes<kTileM, kSwapAb ? kContiguousColumns : kContiguousRows, kBlocksAlongN>;
+  using BoxesOfB =
+      OperandBoxes<kTileN, kSwapAb ? kContiguousRows : kContiguousColumns, kBlocksAlongM>;
   // Those that load to one block: along m and along n, itself counted once.
   static constexpr int kLoadingBlocks = kBlocksAlongM + kBlocksAlongN - 1;
   static_assert(kSharingBlocks == 1 ||
@@ -240,7 +270,7 @@ struct PersistentMmShape {
 
   static constexpr int kStagesBytes = kStages * (kRowStageBytes + kColumnStageBytes);
   // Scales and bias of a tile, and of the next one; for each warp group if none waits for another.
-  static constexpr bool kHasVectorScales = !(kBlockScales && kOverlapsSums);
+  static constexpr bool kHasVectorScales = kOperandBytes == 1 && !kBlockScales;
   static constexpr int kVectors = kHasVectorScales ? 2 * kTileN + kTileM : kTileN;
   static constexpr int kVectorCopies = kOverlapsSums ? kWarpGroups : 1;
   static constexpr int kVectorThreads = kConsumerThreads / kVectorCopies;
@@ -260,20 +290,23 @@ struct PersistentMmShape {
   static_assert(!kFloatOut || (!kGroups && !kFullTiles && !kPromotes),
                 "persistent_mm_sm90.bzl refuses such a config");
 
-  // From m = 64 on a tile is stored in boxes of 128 bytes of n: each warp group writes them to
-  // shared memory, from where TMA stores them. Columns beyond the whole boxes are a narrower one.
-  // Of fp32 with swapped operands, threads store their registers: eight of them a whole sector.
-  static constexpr int kBoxColumns = 128 / kOutBytes;
-  static constexpr int kBoxRows = kSwapAb ? kTileM : 64;
-  static constexpr int kBoxBytes = kBoxRows * kBoxColumns * kOutBytes;
-  static constexpr bool kNarrowBoxes = !kSwapAb && kColumns % kBoxColumns != 0;
-  static constexpr int kLastBoxColumns = kNarrowBoxes ? kColumns % kBoxColumns : kBoxColumns;
+  // From m = 64 on a tile is stored in boxes of 64 of m by 128 bytes of n: each warp group writes
+  // them to shared memory, from where TMA stores them. Columns beyond the whole boxes are a smaller
+  // one. Of fp32 with swapped operands, threads store their registers: eight of them a whole
+  // sector.
+  static constexpr int kBoxM = 64;
+  static constexpr int kBoxN = 128 / kOutBytes;
+  static constexpr int kBoxBytes = kBoxM * kBoxN * kOutBytes;
+  static constexpr int kBoxColumns = kSwapAb ? kBoxM : kBoxN;
+  static constexpr int kLastBoxColumns = (kColumns - 1) % kBoxColumns + 1;
+  static constexpr bool kSmallerBoxes =
+      (kTileM >= kBoxM && !(kSwapAb && kFloatOut)) && kLastBoxColumns != kBoxColumns;
   // The boxes of a warp group for one tile.
-  static constexpr int kBoxesWanted = kRowSteps * (kSwapAb ? 1 : (kColumns - 1) / kBoxColumns + 1);
+  static constexpr int kBoxesWanted = kRowSteps * ((kColumns - 1) / kBoxColumns + 1);
   // A block's last tile has its boxes where its stages were, if each has a place there.
   static constexpr bool kBoxesFitStages = kBoxesWanted <= kStages * kChunks;
   static constexpr int kWantedBytes =
-      (kBoxesWanted - 1) * kBoxBytes + kBoxRows * kLastBoxColumns * kOutBytes;
+      (kBoxesWanted - 1) * kBoxBytes + kBoxBytes / kBoxColumns * kLastBoxColumns;
   // Beside the stages each box has a place, or as many as fit are used in turn, so that the next
   // tile is multiplied while boxes are stored. If none fits, threads store their registers.
   static constexpr int kBoxSpace = (kMaxSharedBytesSm90 - kStagesBytes - kVectorBytes -
@@ -282,10 +315,10 @@ struct PersistentMmShape {
   static constexpr bool kHasPlaceForEach = kWantedBytes <= kBoxSpace;
   static constexpr bool kStoresAtOnce = kOverlapsSums && kHasPlaceForEach;
   // With groups they do so as well unless each box has a place.
-  static constexpr int kBoxes = kTileM < 64 || (kSwapAb && kFloatOut) ? 0
-                                : kHasPlaceForEach                    ? kBoxesWanted
-                                : kGroups                             ? 0
-                                                                      : kBoxSpace / kBoxBytes;
+  static constexpr int kBoxes = kTileM < kBoxM || (kSwapAb && kFloatOut) ? 0
+                                : kHasPlaceForEach                       ? kBoxesWanted
+                                : kGroups                                ? 0
+                                                                         : kBoxSpace / kBoxBytes;
   static constexpr bool kStoresBoxes = kBoxes > 0;
   static_assert(kSwapAb || kStoresBoxes || kGroups, "persistent_mm_sm90.bzl refuses such a config");
   static constexpr int kGroupBoxesBytes =
@@ -353,7 +386,7 @@ struct PersistentMmShape {
                   PersistentMmAheadParams<kFetchesAhead>,
                   PersistentMmGroupParams<kGroups>,
                   PersistentMmAddParams<kFloatOut>,
-                  PersistentMmNarrowParams<kNarrowBoxes> {};
+                  PersistentMmSmallerParams<kSmallerBoxes> {};
 };
 
 }  // namespace stoneware::gemm::sm90

@@ -55,9 +55,19 @@ struct PersistentMmHost {
     SetTensors(&params, problem, tensors);
     SetTiles(&params, problem);
 
+    const driver::DriverApi& api = driver::DriverApi::Get();
+    const auto cluster_size = static_cast<unsigned>(problem.splits * Shape::kSharingBlocks);
+    driver::LaunchShape shape{
+        {cluster_size, 1, 1}, {cluster_size, 1, 1}, {kThreads, 1, 1}, kSharedBytes};
     int num_clusters = params.num_tiles;
     if (problem.splits == 1 && problem.num_sms > 0) {
-      const int slots = std::max(problem.num_sms * kBlocksPerSm / Shape::kSharingBlocks, 1);
+      int slots = std::max(problem.num_sms * kBlocksPerSm / Shape::kSharingBlocks, 1);
+      // A cluster that waits for a place would begin when others have done all of their tiles. Of
+      // two blocks as many fit as there are pairs of SMs.
+      if constexpr (Shape::kSharingBlocks > 2) {
+        static_assert(kBlocksPerSm == 1);
+        slots = std::min(slots, driver::ClustersAtOnce(api, problem.device, function, shape));
+      }
       if constexpr (Shape::kGroups) {
         num_clusters = std::min(slots, params.num_tiles);
       } else {
@@ -67,13 +77,8 @@ struct PersistentMmHost {
       }
     }
     void* parameters[] = {&params};
-    const auto cluster_size = static_cast<unsigned>(problem.splits * Shape::kSharingBlocks);
-    driver::Launch(driver::DriverApi::Get(), function,
-                   {{static_cast<unsigned>(num_clusters) * cluster_size, 1, 1},
-                    {cluster_size, 1, 1},
-                    {kThreads, 1, 1},
-                    kSharedBytes},
-                   stream, parameters);
+    shape.grid.x = static_cast<unsigned>(num_clusters) * cluster_size;
+    driver::Launch(api, function, shape, stream, parameters);
   }
 
  private:
@@ -119,6 +124,9 @@ struct PersistentMmHost {
     if (Shape::kBlockScales) {
       return problem.scale_a == Scale::kBlock1x128 && problem.scale_b == Scale::kBlock128x128;
     }
+    if (!Shape::kHasVectorScales) {
+      return problem.scale_a == Scale::kNone && problem.scale_b == Scale::kNone;
+    }
     if (Shape::kGroups) {
       return problem.scale_a == problem.scale_b &&
              (problem.scale_a == Scale::kNone || problem.scale_a == Scale::kRow);
@@ -126,15 +134,20 @@ struct PersistentMmHost {
     return is_plain(problem.scale_a) && is_plain(problem.scale_b);
   }
 
-  // The map of d, in boxes of `box_columns` columns.
-  static void EncodeResult(CUtensorMap* map, const GemmProblem& problem, void* d, int box_columns,
-                           CUtensorMapSwizzle swizzle) {
+  // The map of d, in boxes of `box_m` by `box_n`.
+  static void EncodeResult(CUtensorMap* map, const GemmProblem& problem, void* d, int box_m,
+                           int box_n) {
     // TMA stores no row beyond the last: of a d that is discarded, the first alone.
     const cuuint64_t extents[] = {static_cast<cuuint64_t>(problem.n),
                                   static_cast<cuuint64_t>(problem.discards_d ? 1 : problem.m)};
     const cuuint64_t strides[] = {static_cast<cuuint64_t>(problem.ldd) * Shape::kOutBytes};
-    const cuuint32_t box[] = {static_cast<cuuint32_t>(box_columns), Shape::kBoxRows};
+    const cuuint32_t box[] = {static_cast<cuuint32_t>(box_n), static_cast<cuuint32_t>(box_m)};
     const cuuint32_t element_strides[] = {1, 1};
+    // As Boxes::ChunkAt has them.
+    const int row_bytes = box_n * Shape::kOutBytes;
+    const CUtensorMapSwizzle swizzle = row_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                                       : row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                         : CU_TENSOR_MAP_SWIZZLE_NONE;
     constexpr CUtensorMapDataType kType =
         Shape::kFloatOut ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
     host_adapter::EncodeTiled(map, kType, 2, d, extents, strides, box, element_strides,
@@ -142,31 +155,30 @@ struct PersistentMmHost {
                               CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   }
 
+  // The map of an operand of `rows` rows, in boxes as OperandBoxes says.
+  template <class Boxes>
+  static void EncodeMap(CUtensorMap* map, DType dtype, const void* address, int rows, int k,
+                        std::int64_t stride, int num_matrices = 0, std::int64_t matrix_stride = 0) {
+    if constexpr (Boxes::kContiguous > 0) {
+      EncodeOperandMap(map, dtype, address, k, rows, stride, Boxes::kKOfBox, Boxes::kRowsOfBox * 2);
+    } else {
+      EncodeOperandMap(map, dtype, address, rows, k, stride, Boxes::kRowsOfBox, Boxes::kChunkBytes,
+                       num_matrices, matrix_stride);
+    }
+  }
+
   static void EncodeMaps(Params* params, const GemmProblem& problem, const GemmTensors& tensors) {
-    if constexpr (Shape::kBIsNMajor) {
-      EncodeOperandMap(&params->b_map, Shape::kB, tensors.b, problem.k, problem.n, problem.ldb,
-                       Shape::kChunkElements);
-    } else {
-      EncodeOperandMap(&params->b_map, Shape::kB, tensors.b, problem.n, problem.k, problem.ldb,
-                       Shape::kTileN / Shape::kBlocksAlongM, problem.num_groups,
-                       problem.batch_stride_b);
-    }
-    if constexpr (Shape::kAIsMMajor) {
-      EncodeOperandMap(&params->a_map, Shape::kA, tensors.a, problem.k, problem.m, problem.lda,
-                       Shape::kChunkElements);
-    } else {
-      EncodeOperandMap(&params->a_map, Shape::kA, tensors.a, problem.m, problem.k, problem.lda,
-                       Shape::kTileM / Shape::kBlocksAlongN);
-    }
+    EncodeMap<typename Shape::BoxesOfB>(&params->b_map, Shape::kB, tensors.b, problem.n, problem.k,
+                                        problem.ldb, problem.num_groups, problem.batch_stride_b);
+    EncodeMap<typename Shape::BoxesOfA>(&params->a_map, Shape::kA, tensors.a, problem.m, problem.k,
+                                        problem.lda);
     if (Shape::kStoresBoxes && (problem.splits == 1 || Shape::kSplitsStoreBoxes)) {
-      EncodeResult(&params->d_map, problem, tensors.d, Shape::kBoxColumns,
-                   CU_TENSOR_MAP_SWIZZLE_128B);
-    }
-    if constexpr (Shape::kNarrowBoxes) {
-      // As Boxes::ChunkAt has them.
-      EncodeResult(
-          &params->narrow_d_map, problem, tensors.d, Shape::kLastBoxColumns,
-          Shape::kLastBoxColumns == 32 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_NONE);
+      EncodeResult(&params->d_map, problem, tensors.d, Shape::kBoxM, Shape::kBoxN);
+      if constexpr (Shape::kSmallerBoxes) {
+        constexpr int kLast = Shape::kLastBoxColumns;
+        EncodeResult(&params->smaller_d_map, problem, tensors.d,
+                     Shape::kSwapAb ? kLast : Shape::kBoxM, Shape::kSwapAb ? Shape::kBoxN : kLast);
+      }
     }
   }
 

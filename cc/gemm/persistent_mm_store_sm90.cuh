@@ -117,11 +117,11 @@ class TileStore {
         for (int i = 0; i < 2; ++i) {
           const float4 sum = partial.Sum(share, group, step, i);
           const int column = group * 16 + i * 8 + 2 * quad_lane_;
-          const float2 column_scale = Pair(column_scales, column);
+          const float2 column_scale = ScalePair(column_scales, column);
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const int at = row + lane_ / 4 + 8 * half;
-            const float row_scale = row_scales[at];
+            const float row_scale = Scale(row_scales, at);
             const float2 pair = half == 0 ? make_float2(sum.x, sum.y) : make_float2(sum.z, sum.w);
             if constexpr (Shape::kSwapAb) {
               words[2 * i + half] = Finish(column_scale.x * pair.x * row_scale + biases_[at],
@@ -161,21 +161,22 @@ class TileStore {
         for (int i = 0; i < 2; ++i) {
           const float4 sum = partial.Sum(share, group, step, i);
           const int column = group * 16 + i * 8 + 2 * quad_lane_;
-          const float2 scale = Pair(Shape::kSwapAb ? scales_a_ : scales_b_, column);
+          const float2 scale = ScalePair(Shape::kSwapAb ? scales_a_ : scales_b_, column);
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const int at = row + 8 * half;
+            const float row_scale = Scale(Shape::kSwapAb ? scales_b_ : scales_a_, at);
             const float2 pair = half == 0 ? make_float2(sum.x, sum.y) : make_float2(sum.z, sum.w);
             if constexpr (Shape::kSwapAb) {
               StoreColumnPair(params_, EndM(), offset_.m + column, offset_.n + at,
-                              Values(scale.x * pair.x * scales_b_[at] + biases_[at],
-                                     scale.y * pair.y * scales_b_[at] + biases_[at], at, column,
+                              Values(scale.x * pair.x * row_scale + biases_[at],
+                                     scale.y * pair.y * row_scale + biases_[at], at, column,
                                      {2 * i + half, true, true}, state));
             } else {
               const float2 bias = Pair(biases_, column);
               StorePair(params_, EndM(), offset_.m + at, offset_.n + column,
-                        Values(scales_a_[at] * pair.x * scale.x + bias.x,
-                               scales_a_[at] * pair.y * scale.y + bias.y, at, column,
+                        Values(row_scale * pair.x * scale.x + bias.x,
+                               row_scale * pair.y * scale.y + bias.y, at, column,
                                {2 * i + half, true, true}, state));
             }
           }
@@ -188,7 +189,7 @@ class TileStore {
   using Sums = float[Shape::kSums];
 
   static constexpr bool kStoresAtOnce = kUsesBoxes && Shape::kStoresAtOnce;
-  static constexpr bool kUsesStages = !Shape::kSwapAb && !kStoresAtOnce && Shape::kBoxesFitStages;
+  static constexpr bool kUsesStages = !kStoresAtOnce && Shape::kBoxesFitStages;
 
   // The row of d after the last that may be stored.
   __device__ int EndM() const {
@@ -242,8 +243,8 @@ class TileStore {
   }
 
   __device__ const CUtensorMap* MapOf(bool is_whole) const {
-    if constexpr (Shape::kNarrowBoxes) {
-      if (!is_whole) return &params_.narrow_d_map;
+    if constexpr (Shape::kSmallerBoxes) {
+      if (!is_whole) return &params_.smaller_d_map;
     }
     return &params_.d_map;
   }
@@ -254,60 +255,77 @@ class TileStore {
     float bias[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      scale_b[half] = scales_b_[row + lane_ / 4 + 8 * half];
+      scale_b[half] = Scale(scales_b_, row + lane_ / 4 + 8 * half);
       bias[half] = biases_[row + lane_ / 4 + 8 * half];
     }
-    if constexpr (kUsesBoxes) boxes_.Begin();
     EpilogueState state;
+    constexpr int kColumnsAtOnce = kUsesBoxes ? Shape::kBoxColumns : 16;
 #pragma unroll
-    for (int block = 0; block < Shape::kColumns / 8; block += 2) {
-      const bool is_alone = block + 1 == Shape::kColumns / 8;
+    for (int column = 0; column + kColumnsAtOnce <= Shape::kColumns; column += kColumnsAtOnce) {
+      StoreTransposedAt<kColumnsAtOnce>(sums, row, column, scale_b, bias, state);
+    }
+    constexpr int kLeft = Shape::kColumns % kColumnsAtOnce;
+    if constexpr (kLeft > 0) {
+      StoreTransposedAt<kLeft>(sums, row, Shape::kColumns - kLeft, scale_b, bias, state);
+    }
+  }
+
+  // Some columns: a box, or two blocks of eight, or one.
+  template <int kColumns>
+  __device__ __forceinline__ void StoreTransposedAt(const Sums& sums, int row, int first_column,
+                                                    const float (&scale_b)[2],
+                                                    const float (&bias)[2], EpilogueState& state) {
+    constexpr int kBlocks = kColumns / 8;
+    // All of them before the box is written: no load passes a write to shared memory.
+    float2 scale_a[kBlocks];
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      scale_a[block] = ScalePair(scales_a_, first_column + block * 8 + 2 * quad_lane_);
+    }
+    if constexpr (kUsesBoxes) boxes_.Begin();
+#pragma unroll
+    for (int block = 0; block < kBlocks; block += 2) {
+      const int column = first_column + block * 8;
+      const bool is_alone = block + 1 == kBlocks;
       unsigned words[4] = {};
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        if (block + i == Shape::kColumns / 8) continue;  // an odd number of blocks
-        const float2 scale_a = Pair(scales_a_, (block + i) * 8 + 2 * quad_lane_);
+        if (block + i == kBlocks) continue;  // an odd number of blocks
+        const int at = column + i * 8 + 2 * quad_lane_;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           // Two m of one n.
+          const float* const pair = &sums[column / 2 + i * 4 + half * 2];
+          const float first = scale_a[block + i].x * pair[0] * scale_b[half] + bias[half];
+          const float second = scale_a[block + i].y * pair[1] * scale_b[half] + bias[half];
+          const int n = row + lane_ / 4 + 8 * half;
+          const EpilogueStep step = {is_alone ? -1 : 2 * i + half, column == 0,
+                                     column + 16 >= Shape::kColumns};
           if constexpr (Shape::kFloatOut) {
-            StoreColumnPair(
-                params_, EndM(), offset_.m + (block + i) * 8 + 2 * quad_lane_,
-                offset_.n + row + lane_ / 4 + 8 * half,
-                Values(
-                    scale_a.x * sums[(block + i) * 4 + half * 2] * scale_b[half] + bias[half],
-                    scale_a.y * sums[(block + i) * 4 + half * 2 + 1] * scale_b[half] + bias[half],
-                    row + lane_ / 4 + 8 * half, (block + i) * 8 + 2 * quad_lane_,
-                    {is_alone ? -1 : 2 * i + half, block == 0, block + 2 >= Shape::kColumns / 8},
-                    state));
+            StoreColumnPair(params_, EndM(), offset_.m + at, offset_.n + n,
+                            Values(first, second, n, at, step, state));
           } else {
-            words[2 * i + half] = Finish(
-                scale_a.x * sums[(block + i) * 4 + half * 2] * scale_b[half] + bias[half],
-                scale_a.y * sums[(block + i) * 4 + half * 2 + 1] * scale_b[half] + bias[half],
-                row + lane_ / 4 + 8 * half, (block + i) * 8 + 2 * quad_lane_,
-                {is_alone ? -1 : 2 * i + half, block == 0, block + 2 >= Shape::kColumns / 8},
-                state);
+            words[2 * i + half] = Finish(first, second, n, at, step, state);
           }
         }
       }
       if constexpr (Shape::kFloatOut) continue;
       if constexpr (kUsesBoxes) {
-        if (block + 1 == Shape::kColumns / 8) {
-          // The last block alone, written twice.
+        if (is_alone) {
+          // Written twice.
           words[2] = words[0];
           words[3] = words[1];
-          boxes_.template Write<Shape::kBoxColumns, true>(words, block * 8 + lane_row_,
-                                                          warp_ * 2 + lane_matrix_ % 2);
-          continue;
         }
-        boxes_.template Write<Shape::kBoxColumns, true>(
-            words, (block + lane_matrix_ / 2) * 8 + lane_row_, warp_ * 2 + lane_matrix_ % 2);
+        const int block_of_lane = block + (is_alone ? 0 : lane_matrix_ / 2);
+        boxes_.template Write<Shape::kBoxN, true>(words, block_of_lane * 8 + lane_row_,
+                                                  warp_ * 2 + lane_matrix_ % 2);
       } else {
-        StoreTransposedRun(words, row, block);
+        StoreTransposedRun(words, row, column / 8);
       }
     }
     if constexpr (kUsesBoxes) {
-      Send(&params_.d_map, offset_.m, offset_.n + row - warp_ * 16);
+      Send(MapOf(kColumns == Shape::kBoxColumns), offset_.m + first_column,
+           offset_.n + row - warp_ * 16);
     }
   }
 
@@ -334,8 +352,8 @@ class TileStore {
          column += Shape::kBoxColumns) {
       StoreBoxAt<Shape::kBoxColumns>(&params_.d_map, sums, row, column, scale_a, state);
     }
-    if constexpr (Shape::kNarrowBoxes) {
-      StoreBoxAt<Shape::kLastBoxColumns>(&params_.narrow_d_map, sums, row,
+    if constexpr (Shape::kSmallerBoxes) {
+      StoreBoxAt<Shape::kLastBoxColumns>(&params_.smaller_d_map, sums, row,
                                          Shape::kColumns - Shape::kLastBoxColumns, scale_a, state);
     }
   }

@@ -24,8 +24,8 @@ struct Operands {
 
   __device__ explicit Operands(const SharedMemory<Shape>& shared)
       : rows(OperandDescriptor(shared.rows + WarpGroup() * (64 * Shape::kChunkElements),
-                               Shape::kRowsAreContiguous)),
-        columns(OperandDescriptor(shared.columns, Shape::kColumnsAreContiguous)) {
+                               Shape::kContiguousRows)),
+        columns(OperandDescriptor(shared.columns, Shape::kContiguousColumns)) {
     // In uniform registers, where a thread has no others left.
     if constexpr (Shape::kOverlapsSums || (Shape::kGroups && Shape::kWarpGroups > 1)) {
       rows = SameInWarp(rows);
@@ -46,10 +46,10 @@ template <class Shape, int kSteps>
 __device__ void MultiplyChunk(const Operands<Shape>& operands, int chunk, int& is_added,
                               float (&sums)[kSteps][Shape::kSums], int first_step = 0) {
   using Instruction = Wgmma<Shape::kRowOperand, Shape::kColumnOperand, Shape::kColumns,
-                            Shape::kRowsAreContiguous, Shape::kColumnsAreContiguous>;
+                            (Shape::kContiguousRows > 0), (Shape::kContiguousColumns > 0)>;
   // In the units of a matrix descriptor: from one wgmma to the next along k, and from row to row.
-  constexpr int kRowsOffset = WgmmaOffset(Shape::kRowsAreContiguous);
-  constexpr int kColumnsOffset = WgmmaOffset(Shape::kColumnsAreContiguous);
+  constexpr int kRowsOffset = WgmmaOffset(Shape::kContiguousRows);
+  constexpr int kColumnsOffset = WgmmaOffset(Shape::kContiguousColumns);
   constexpr int kRowOffset = Shape::kChunkBytes / kDescriptorBytes;
 #pragma unroll
   for (int at = 0; at < Shape::kChunkBytes / kWgmmaBytes; ++at) {

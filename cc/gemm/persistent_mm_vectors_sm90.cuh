@@ -35,14 +35,14 @@ struct TileVectors {
       const int n = first_n + thread + i * kThreads;
       const bool is_inside = n < params.n;
       bias[i] = is_inside && biases != nullptr ? Unpack<Shape::kOut>(biases[n]) : 0.0f;
-      scale_b[i] = !Shape::kBlockScales && is_inside && scales_b != nullptr
+      scale_b[i] = Shape::kHasVectorScales && is_inside && scales_b != nullptr
                        ? scales_b[n * params.scale_b_stride]
                        : 1.0f;
     }
 #pragma unroll
     for (int i = 0; i < kOfM; ++i) {
       const int m = first_m + thread + i * kThreads;
-      scale_a[i] = !Shape::kBlockScales && m < params.m && params.scale_a != nullptr
+      scale_a[i] = Shape::kHasVectorScales && m < params.m && params.scale_a != nullptr
                        ? params.scale_a[m * params.scale_a_stride]
                        : 1.0f;
     }

@@ -4,7 +4,7 @@
 //
 //   a, b      fp8 (e4m3 and e5m2, also mixed), bf16 or fp16; k runs fastest, in swizzle atoms of 8
 //             rows x 128 bytes, as TMA writes them. Of bf16 the rows may run fastest: an atom is 8
-//             of k x 64 rows
+//             of k x 64 rows or, with half the swizzle, 32
 //   sums      fp32, n / 2 in each of 128 threads: of each 64 x 8 block, at 4 * block, columns
 //             2 * (lane % 4) and the next of row 16 * warp + lane / 4, then of the row 8 later (PTX
 //             ISA, "wgmma: Register Fragments and Shared Memory Matrix Layouts", accumulator D)
@@ -51,23 +51,27 @@ __device__ __forceinline__ void FenceSums(float (&sums)[kSteps][kSums]) {
   }
 }
 
-// Where an operand is in shared memory (PTX ISA, "Matrix Descriptor Format"): lines of 128 bytes
-// with the 128-byte swizzle, from a multiple of 1024 bytes on. Addresses and offsets count 16
-// bytes. If the rows run fastest, 64 of them have 64 of k, line after line, then come the next 64.
+// Where an operand is in shared memory (PTX ISA, "Matrix Descriptor Format"), from a multiple of
+// 1024 bytes on, in lines with a swizzle as wide as they are. Addresses and offsets count 16 bytes.
+// If k runs fastest, a line has 128 bytes of k of a row, and `contiguous_rows` is 0. If rows run
+// fastest, a line has 64 or 32 of them, `contiguous_rows`: these have 64 of k, line after line,
+// then come the next rows.
 __device__ __forceinline__ std::uint64_t OperandDescriptor(const void* shared,
-                                                           bool rows_are_contiguous = false) {
-  // To the next 64 rows; if k runs fastest it means nothing.
-  const std::uint64_t leading_offset = std::uint64_t{rows_are_contiguous ? 64u * 128 / 16 : 1u}
-                                       << 16;
-  constexpr std::uint64_t kLinesOffset = std::uint64_t{8 * 128 / 16} << 32;  // to the next 8 lines
-  constexpr std::uint64_t kSwizzle = std::uint64_t{1} << 62;
-  return (SharedAddress(shared) >> 4 & 0x3fff) | leading_offset | kLinesOffset | kSwizzle;
+                                                           int contiguous_rows = 0) {
+  // To the next rows; if k runs fastest it means nothing.
+  const std::uint64_t leading_offset =
+      std::uint64_t{contiguous_rows > 0 ? contiguous_rows * 128u / kDescriptorBytes : 1u} << 16;
+  const unsigned line_bytes = contiguous_rows > 0 ? contiguous_rows * 2u : 128u;
+  const std::uint64_t lines_offset =  // to the next 8 lines
+      std::uint64_t{8 * line_bytes / kDescriptorBytes} << 32;
+  const std::uint64_t swizzle = std::uint64_t{line_bytes == 128 ? 1u : 2u} << 62;
+  return (SharedAddress(shared) >> 4 & 0x3fff) | leading_offset | lines_offset | swizzle;
 }
 
 // From one wgmma's operand to the next along k, as a descriptor counts: within the lines, or 16 of
 // them (of 16-bit elements).
-constexpr int WgmmaOffset(bool rows_are_contiguous) {
-  return rows_are_contiguous ? 16 * 128 / kDescriptorBytes : kWgmmaBytes / kDescriptorBytes;
+constexpr int WgmmaOffset(int contiguous_rows) {
+  return (contiguous_rows > 0 ? 16 * contiguous_rows * 2 : kWgmmaBytes) / kDescriptorBytes;
 }
 
 // The descriptor of what lies `offset` * 16 bytes later. The sum does not leave the address's half,

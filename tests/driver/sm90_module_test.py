@@ -11,6 +11,7 @@ _SPLIT_K = "scaled_mm_sm90_e4m3_e4m3_bf16_64x64x256_1x1x1_splitk1x6_swap"
 _SPLIT_K_TWO_GROUPS = "scaled_mm_sm90_e4m3_e4m3_bf16_128x64x128_1x1x1_splitk2x8_swap"
 _SHARES_COLUMNS = "scaled_mm_sm90_e4m3_e4m3_bf16_64x104x128_1x1x1_splitk1x10_swap_columns"
 _NO_ROOM = "scaled_mm_sm90_e4m3_e4m3_fp16_128x192x128_1x1x1_persistent2x5_swap"
+_CLUSTERS_OF_FOUR = "scaled_mm_sm90_e4m3_e4m3_bf16_128x128x128_2x2x1_persistent2x6"
 _PERSISTENT = "scaled_mm_sm90_e4m3_e4m3_bf16_128x224x128_1x1x1_persistent2x4"
 
 # Values of the enums in cuda.h.
@@ -86,12 +87,12 @@ report([fake.calls("cuLaunchKernelEx"), entries["{_WIDE}"]])
     [
         (_SPLIT_K, 1, 64, 64, ["64,64"], "16,1,1", "0,0,0", 160),
         (_SPLIT_K, 4, 64, 64, [], "64,1,1", "4,1,1", 160),
-        (_SHARES_COLUMNS, 1, 64, 104, ["64,104"], "8,1,1", "0,0,0", 160),
+        (_SHARES_COLUMNS, 1, 64, 104, ["64,64", "64,40"], "8,1,1", "0,0,0", 160),
         (_SHARES_COLUMNS, 3, 64, 104, [], "24,1,1", "3,1,1", 160),
         (_SHARES_COLUMNS, 4, 64, 104, [], "32,1,1", "4,1,1", 160),
         (_SPLIT_K_TWO_GROUPS, 1, 128, 64, ["64,64"], "8,1,1", "0,0,0", 384),
         (_SPLIT_K_TWO_GROUPS, 2, 128, 64, ["64,64"], "16,1,1", "2,1,1", 384),
-        (_NO_ROOM, 1, 128, 192, [], "4,1,1", "0,0,0", 384),
+        (_NO_ROOM, 1, 128, 192, ["64,64"], "4,1,1", "0,0,0", 384),
         (_PERSISTENT, 1, 224, 128, ["64,64", "32,64"], "3,1,1", "0,0,0", 384),
     ],
 )
@@ -115,10 +116,10 @@ report([fake.calls("cuTensorMapEncodeTiled"), fake.calls("cuLaunchKernelEx")])
         (str(_B), "1024,512", "4096", f"128,{tile_n}"),
         (str(_A), "1024,100", "2048", f"128,{tile_m}"),
         # What the tile's boxes are stored by, where there is room for some and whole warp groups
-        # store them; a last one of 32 columns has rows of 64 bytes.
+        # store them. The last may have fewer rows, or fewer columns, whose rows have 64 bytes.
         *((str(_D), "512,100", "1280", box) for box in stored),
     ]
-    swizzles = {"64,64": _SWIZZLE_128B, "64,104": _SWIZZLE_128B, "32,64": _SWIZZLE_64B}
+    swizzles = {"64,64": _SWIZZLE_128B, "64,40": _SWIZZLE_128B, "32,64": _SWIZZLE_64B}
     assert [one["swizzle"] for one in maps[2:]] == [swizzles[box] for box in stored]
     assert (launch["grid"], launch["cluster"]) == (grid, cluster)
     assert launch["block"] == f"{threads},1,1"
@@ -136,6 +137,22 @@ module.Plan("{_SPLIT_K}", {problem})(stream, tensors)
 report(fake.calls("cuLaunchKernelEx"))
     """)
     assert launch["grid"] == grid
+
+
+def test_as_many_clusters_are_launched_as_run_at_one_time(run_with_fake: Any) -> None:
+    # 256 tiles of a cluster of four, of which 30 fit: nine rounds of at most 29.
+    problem = _PROBLEM.replace("m=100, n=512", "m=4096, n=4096").replace("ldd=640", "ldd=4096")
+    (launch,), asked = run_with_fake(f"""{_PRELUDE}
+fake.set_parameter_bytes([entries["{_CLUSTERS_OF_FOUR}"]["params_bytes"]])
+asked = []
+for _ in range(2):
+    fake.forget_calls()
+    module.Plan("{_CLUSTERS_OF_FOUR}", {problem})(stream, tensors)
+    asked.append(fake.calls("cuOccupancyMaxActiveClusters"))
+report([fake.calls("cuLaunchKernelEx"), asked])
+    """)
+    assert (launch["grid"], launch["cluster"]) == ("116,1,1", "4,1,1")
+    assert [[call["blocks"] for call in calls] for calls in asked] == [["4"], []], "the driver is asked once"
 
 
 def test_a_warm_split_k_call_encodes_no_tensor_map(run_with_fake: Any) -> None:
