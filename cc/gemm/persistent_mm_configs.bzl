@@ -118,6 +118,14 @@ _CLUSTERS = {
         ((128, 160), 4, True, (2, 2), 1),
         ((256, 120), 4, True, (1, 2), 1),
         ((256, 152), 4, True, (1, 2), 1),
+        ((128, 80), 8, True, (1, 2), 4),
+        ((64, 152), 8, True, (1, 2), 4),
+        ((64, 32), 12, False, (4, 1), 1),
+        ((64, 96), 10, False, (4, 1), 1),
+        ((64, 80), 12, True, (4, 2), 1),
+        ((192, 176), 4, True, (2, 1), 1),
+        ((128, 176), 5, False, (2, 1), 1),
+        ((128, 144), 6, False, (4, 2), 1),
     ],
     "scaled_mm": [
         ((64, 64), 12, True, (1, 1), 8),
@@ -139,7 +147,7 @@ _CLUSTERS = {
 }
 
 # Layouts nn and tn of bf16: (m, n) of the tile, stages, whether operands are swapped, blocks along m and n, and up to how
-# many blocks share k. Where the tile's columns run fastest in memory, they are a multiple of 64. docs/design/layouts_sm90.md
+# many blocks share k. Where the tile's columns run fastest in memory, they are a multiple of 32. docs/design/layouts_sm90.md
 # has how they were chosen.
 _LAYOUTS = {
     "nn": [
@@ -178,6 +186,19 @@ _LAYOUTS = {
         ((128, 112), 6, True, (2, 1), 4),
         ((128, 144), 5, True, (2, 1), 4),
         ((128, 128), 6, False, (1, 1), 8),
+        ((64, 104), 10, True, (4, 2), 1),
+        ((64, 152), 8, True, (2, 1), 4),
+        ((128, 112), 6, True, (4, 2), 1),
+        ((128, 176), 5, True, (4, 1), 1),
+        ((128, 184), 5, True, (4, 1), 1),
+        ((128, 216), 4, True, (2, 1), 4),
+        ((128, 232), 4, True, (2, 1), 1),
+        ((128, 248), 4, True, (2, 1), 1),
+        ((192, 88), 5, True, (4, 2), 1),
+        ((192, 144), 4, True, (1, 2), 4),
+        ((192, 176), 4, True, (2, 1), 1),
+        ((64, 32), 12, False, (4, 1), 1),
+        ((256, 160), 4, False, (1, 2), 1),
     ],
     "tn": [
         ((64, 64), 12, False, (1, 1), 8),
@@ -195,6 +216,19 @@ _LAYOUTS = {
         ((256, 128), 4, False, (1, 1), 1),
         ((256, 128), 4, False, (1, 2), 1),
         ((128, 256), 4, False, (2, 1), 1),
+        ((64, 64), 12, True, (4, 2), 1),
+        ((128, 128), 6, True, (1, 2), 1),
+        ((128, 224), 4, True, (4, 1), 1),
+        ((192, 160), 4, True, (1, 2), 1),
+        ((64, 32), 12, False, (4, 1), 1),
+        ((64, 160), 7, False, (2, 1), 1),
+        ((128, 32), 10, False, (4, 1), 1),
+        ((128, 64), 8, False, (1, 2), 1),
+        ((128, 160), 5, False, (4, 1), 1),
+        ((128, 224), 4, False, (2, 1), 1),
+        ((192, 128), 5, False, (1, 2), 1),
+        ((192, 160), 4, False, (4, 1), 1),
+        ((256, 160), 4, False, (1, 2), 1),
     ],
 }
 
