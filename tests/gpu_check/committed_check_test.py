@@ -28,6 +28,7 @@ CHECKS = [
         "nvidia_h200/check_grouped_mm",
         "nvidia_h200/check_matmul",
         "nvidia_h200/check_scaled_mm",
+        "nvidia_h200/check_stores",
     )
 ]
 
