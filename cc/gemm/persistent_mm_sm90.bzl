@@ -276,7 +276,8 @@ def _overlaps_sums(config):
     return _promotes(config) and config.warp_groups > 1
 
 def _has_vector_scales(config):
-    return _OPERAND_BYTES[config.dtype] == 1 and not config.block_scales
+    is_straight_group = _has_groups(config) and not config.swap_ab
+    return (_OPERAND_BYTES[config.dtype] == 1 or is_straight_group) and not config.block_scales
 
 def _ceil_div(numerator, denominator):
     return (numerator + denominator - 1) // denominator

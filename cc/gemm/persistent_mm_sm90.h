@@ -270,7 +270,10 @@ struct PersistentMmShape {
 
   static constexpr int kStagesBytes = kStages * (kRowStageBytes + kColumnStageBytes);
   // Scales and bias of a tile, and of the next one; for each warp group if none waits for another.
-  static constexpr bool kHasVectorScales = kOperandBytes == 1 && !kBlockScales;
+  // Straight groups of 16 bits have some, of 1: without them nvcc compiles the open kernel of one
+  // tile differently from the closed one (tests/open_kernels).
+  static constexpr bool kHasVectorScales =
+      (kOperandBytes == 1 || (kGroups && !kSwapAb)) && !kBlockScales;
   static constexpr int kVectors = kHasVectorScales ? 2 * kTileN + kTileM : kTileN;
   static constexpr int kVectorCopies = kOverlapsSums ? kWarpGroups : 1;
   static constexpr int kVectorThreads = kConsumerThreads / kVectorCopies;
