@@ -27,6 +27,7 @@ namespace stoneware::driver {
   ENTRY(cuDevicePrimaryCtxRetain, 7000)                    \
   ENTRY(cuCtxGetCurrent, 4000)                             \
   ENTRY(cuCtxGetDevice, 2000)                              \
+  ENTRY(cuCtxGetId, 12000)                                 \
   ENTRY(cuCtxPushCurrent, 4000)                            \
   ENTRY(cuCtxPopCurrent, 4000)                             \
   ENTRY(cuLibraryLoadData, 12000)                          \

@@ -1,6 +1,5 @@
 #include "cc/driver/launch.h"
 
-#include <atomic>
 #include <string>
 
 namespace stoneware::driver {
@@ -40,26 +39,36 @@ struct Config {
   CUlaunchConfig launch{};
 };
 
-// Portable clusters have at most so many blocks.
-constexpr unsigned kMaxClusterBlocks = 8;
-constexpr int kMaxDevices = 64;
+// Of a portable cluster.
+constexpr unsigned kMaxBlocks = 8;
+
+// What the driver said in one context, by the blocks of a cluster; 0: it was not asked.
+struct ClusterCounts {
+  unsigned long long context = ~0ULL;
+  int of_blocks[kMaxBlocks + 1] = {};
+};
 
 }  // namespace
 
-int ClustersAtOnce(const DriverApi& api, int device, CUfunction function,
-                   const LaunchShape& shape) {
-  static std::atomic<int> known[kMaxDevices][kMaxClusterBlocks + 1];  // 0: not asked
+int ClustersAtOnce(const DriverApi& api, CUfunction function, const LaunchShape& shape) {
+  // A context may have a part of the SMs, and its address may be that of an earlier one.
+  thread_local ClusterCounts counts;
+  unsigned long long context = 0;
+  Check("cuCtxGetId", api.cuCtxGetId(nullptr, &context));
+  if (counts.context != context) {
+    counts = {};
+    counts.context = context;
+  }
   const unsigned blocks = Config::BlocksOf(shape);
-  std::atomic<int>* const place =
-      device < kMaxDevices && blocks <= kMaxClusterBlocks ? &known[device][blocks] : nullptr;
-  int clusters = place != nullptr ? place->load(std::memory_order_relaxed) : 0;
-  if (clusters > 0) return clusters;
-  const Config config(shape);
-  CheckWhile("cuOccupancyMaxActiveClusters",
-             api.cuOccupancyMaxActiveClusters(&clusters, function, &config.launch),
-             [&] { return "counting the clusters of " + Text(shape.cluster) + " that fit"; });
-  if (place != nullptr) place->store(clusters, std::memory_order_relaxed);
-  return clusters;
+  int uncounted = 0;
+  int& count = blocks <= kMaxBlocks ? counts.of_blocks[blocks] : uncounted;
+  if (count == 0) {
+    const Config config(shape);
+    CheckWhile("cuOccupancyMaxActiveClusters",
+               api.cuOccupancyMaxActiveClusters(&count, function, &config.launch),
+               [&] { return "counting the clusters of " + Text(shape.cluster) + " that fit"; });
+  }
+  return count;
 }
 
 void Launch(const DriverApi& api, CUfunction function, const LaunchShape& shape, CUstream stream,

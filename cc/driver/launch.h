@@ -19,10 +19,11 @@ struct LaunchShape {
   unsigned shared_bytes = 0;
 };
 
-// How many clusters of `shape` run at one time on `device`, that of the current context, where a
-// block fills an SM. Clusters lie within a GPC, so they leave SMs idle where its SMs are no
-// multiple of theirs. The driver is asked once for each device and size. Throws DriverError.
-int ClustersAtOnce(const DriverApi& api, int device, CUfunction function, const LaunchShape& shape);
+// How many clusters of `shape` run at one time in the current context, where a block fills an SM.
+// Clusters lie within a GPC, so they leave SMs idle where its SMs are no multiple of theirs. The
+// driver is queried once for each size by each thread, as long as its context stays the same.
+// Throws DriverError.
+int ClustersAtOnce(const DriverApi& api, CUfunction function, const LaunchShape& shape);
 
 // Queues `function` on `stream` in the current context. `parameters` points to one pointer per
 // kernel parameter. Throws DriverError.

@@ -88,7 +88,8 @@ struct KernelEntry {
   unsigned out_bytes;      // of an element of d
 
   bool (*can_implement)(const GemmProblem& problem);
-  // Queues the kernel in the current context. Throws driver::DriverError. No allocation, no query.
+  // Queues the kernel in the current context. Throws driver::DriverError. No allocation;
+  // the first launches with clusters of more than two blocks query how many fit.
   void (*launch)(const GemmProblem& problem, const GemmTensors& tensors, CUfunction function,
                  CUstream stream);
 };

@@ -64,9 +64,8 @@ struct PersistentMmHost {
       int slots = std::max(problem.num_sms * kBlocksPerSm / Shape::kSharingBlocks, 1);
       // A cluster that waits for a place would begin when others have done all of their tiles. Of
       // two blocks as many fit as there are pairs of SMs.
-      if constexpr (Shape::kSharingBlocks > 2) {
-        static_assert(kBlocksPerSm == 1);
-        slots = std::min(slots, driver::ClustersAtOnce(api, problem.device, function, shape));
+      if constexpr (Shape::kSharingBlocks > 2 && kBlocksPerSm == 1) {
+        slots = std::clamp(driver::ClustersAtOnce(api, function, shape), 1, slots);
       }
       if constexpr (Shape::kGroups) {
         num_clusters = std::min(slots, params.num_tiles);
@@ -174,11 +173,12 @@ struct PersistentMmHost {
                                         problem.lda);
     if (Shape::kStoresBoxes && (problem.splits == 1 || Shape::kSplitsStoreBoxes)) {
       EncodeResult(&params->d_map, problem, tensors.d, Shape::kBoxM, Shape::kBoxN);
-      if constexpr (Shape::kSmallerBoxes) {
-        constexpr int kLast = Shape::kLastBoxColumns;
-        EncodeResult(&params->smaller_d_map, problem, tensors.d,
-                     Shape::kSwapAb ? kLast : Shape::kBoxM, Shape::kSwapAb ? Shape::kBoxN : kLast);
-      }
+    }
+    // The loader prefetches it in any case.
+    if constexpr (Shape::kSmallerBoxes) {
+      constexpr int kLast = Shape::kLastBoxColumns;
+      EncodeResult(&params->smaller_d_map, problem, tensors.d,
+                   Shape::kSwapAb ? kLast : Shape::kBoxM, Shape::kSwapAb ? Shape::kBoxN : kLast);
     }
   }
 

@@ -168,6 +168,13 @@ FAKE_EXPORT CUresult cuCtxGetDevice(CUdevice* device) {
   return CUDA_SUCCESS;
 }
 
+FAKE_EXPORT CUresult cuCtxGetId(CUcontext context, unsigned long long* id) {
+  FAKE_CALL(Call("cuCtxGetId"));
+  if (context == nullptr && Stack().empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  *id = static_cast<unsigned long long>((context != nullptr ? context : Stack().back())->id);
+  return CUDA_SUCCESS;
+}
+
 FAKE_EXPORT CUresult cuCtxPushCurrent(CUcontext context) {
   FAKE_CALL(Call("cuCtxPushCurrent").With("device", context->device));
   Stack().push_back(context);
@@ -275,7 +282,7 @@ FAKE_EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CU
   return CUDA_SUCCESS;
 }
 
-// As on an H200: four clusters of four in seven GPCs, and two in another.
+// Clusters of four and eight blocks as on an H200.
 FAKE_EXPORT CUresult cuOccupancyMaxActiveClusters(int* clusters, CUfunction,
                                                   const CUlaunchConfig* config) {
   const unsigned blocks = config->numAttrs > 0 ? config->attrs[0].value.clusterDim.x : 1;
@@ -360,6 +367,7 @@ FAKE_EXPORT CUresult cuGetProcAddress(const char* symbol, void** function, int v
       FAKE_ENTRY(cuDevicePrimaryCtxRetain),
       FAKE_ENTRY(cuCtxGetCurrent),
       FAKE_ENTRY(cuCtxGetDevice),
+      FAKE_ENTRY(cuCtxGetId),
       FAKE_ENTRY(cuCtxPushCurrent),
       FAKE_ENTRY(cuCtxPopCurrent),
       FAKE_ENTRY(cuLibraryLoadData),
