@@ -3,6 +3,7 @@
 Most lists say by what their tiles were chosen. `gemm_configs.bzl` has all kernels.
 """
 
+load(":persistent_mm_layouts.bzl", "FP32_TILES", "LAYOUT_TILES")
 load(":persistent_mm_sm90.bzl", "persistent_mm_config")
 
 # Tiles, with their stages, that leave no room in shared memory for partial sums.
@@ -143,134 +144,6 @@ _CLUSTERS = {
         ((128, 224), 4, False, (2, 1), 1),
         ((256, 112), 4, True, (1, 1), 1),
         ((256, 160), 3, True, (1, 2), 1),
-    ],
-}
-
-# Layouts nn and tn of bf16: (m, n) of the tile, stages, whether operands are swapped, blocks along m and n, and up to how
-# many blocks share k. Where the tile's columns run fastest in memory, they are a multiple of 32. docs/design/layouts_sm90.md
-# has how they were chosen.
-_LAYOUTS = {
-    "nn": [
-        ((64, 72), 12, True, (1, 1), 1),
-        ((64, 112), 9, True, (1, 1), 4),
-        ((64, 144), 7, True, (1, 1), 4),
-        ((128, 16), 10, True, (1, 1), 4),
-        ((128, 32), 10, True, (1, 1), 4),
-        ((128, 80), 7, True, (1, 1), 1),
-        ((128, 80), 7, True, (2, 2), 1),
-        ((128, 112), 6, True, (1, 1), 1),
-        ((128, 144), 5, True, (1, 1), 4),
-        ((128, 168), 4, True, (1, 1), 1),
-        ((128, 200), 4, True, (1, 1), 1),
-        ((192, 88), 5, True, (1, 1), 1),
-        ((256, 112), 4, True, (1, 1), 1),
-        ((256, 120), 4, True, (1, 2), 1),
-        ((256, 144), 4, True, (1, 1), 1),
-        ((64, 128), 8, False, (1, 1), 8),
-        ((64, 192), 6, False, (1, 1), 8),
-        ((64, 256), 5, False, (1, 1), 4),
-        ((128, 64), 8, False, (1, 1), 8),
-        ((128, 128), 6, False, (1, 1), 4),
-        ((128, 128), 6, False, (2, 1), 4),
-        ((128, 192), 4, False, (1, 1), 4),
-        ((128, 192), 5, False, (1, 1), 1),
-        ((192, 128), 4, False, (1, 1), 4),
-        ((192, 128), 4, False, (1, 2), 1),
-        ((256, 128), 4, False, (1, 1), 1),
-        ((256, 128), 4, False, (1, 2), 1),
-        ((128, 256), 4, False, (2, 1), 1),
-        ((64, 72), 12, True, (4, 1), 1),
-        ((256, 144), 4, True, (1, 2), 1),
-        ((128, 128), 6, False, (2, 2), 1),
-        ((64, 112), 9, True, (2, 1), 4),
-        ((128, 112), 6, True, (2, 1), 4),
-        ((128, 144), 5, True, (2, 1), 4),
-        ((128, 128), 6, False, (1, 1), 8),
-        ((64, 104), 10, True, (4, 2), 1),
-        ((64, 152), 8, True, (2, 1), 4),
-        ((128, 112), 6, True, (4, 2), 1),
-        ((128, 176), 5, True, (4, 1), 1),
-        ((128, 184), 5, True, (4, 1), 1),
-        ((128, 216), 4, True, (2, 1), 4),
-        ((128, 232), 4, True, (2, 1), 1),
-        ((128, 248), 4, True, (2, 1), 1),
-        ((192, 88), 5, True, (4, 2), 1),
-        ((192, 144), 4, True, (1, 2), 4),
-        ((192, 176), 4, True, (2, 1), 1),
-        ((64, 32), 12, False, (4, 1), 1),
-        ((256, 160), 4, False, (1, 2), 1),
-    ],
-    "tn": [
-        ((64, 64), 12, False, (1, 1), 8),
-        ((64, 128), 8, False, (1, 1), 8),
-        ((64, 192), 6, False, (1, 1), 8),
-        ((128, 64), 8, False, (1, 1), 8),
-        ((256, 64), 5, False, (1, 1), 4),
-        ((128, 128), 6, False, (1, 1), 8),
-        ((128, 192), 4, False, (1, 1), 4),
-        ((128, 192), 5, False, (1, 1), 1),
-        ((128, 128), 6, False, (2, 2), 1),
-        ((128, 192), 5, False, (1, 2), 1),
-        ((192, 128), 4, False, (1, 1), 4),
-        ((192, 128), 4, False, (2, 1), 1),
-        ((256, 128), 4, False, (1, 1), 1),
-        ((256, 128), 4, False, (1, 2), 1),
-        ((128, 256), 4, False, (2, 1), 1),
-        ((64, 64), 12, True, (4, 2), 1),
-        ((128, 128), 6, True, (1, 2), 1),
-        ((128, 224), 4, True, (4, 1), 1),
-        ((192, 160), 4, True, (1, 2), 1),
-        ((64, 32), 12, False, (4, 1), 1),
-        ((64, 160), 7, False, (2, 1), 1),
-        ((128, 32), 10, False, (4, 1), 1),
-        ((128, 64), 8, False, (1, 2), 1),
-        ((128, 160), 5, False, (4, 1), 1),
-        ((128, 224), 4, False, (2, 1), 1),
-        ((192, 128), 5, False, (1, 2), 1),
-        ((192, 160), 4, False, (4, 1), 1),
-        ((256, 160), 4, False, (1, 2), 1),
-    ],
-}
-
-# Results in fp32 of bf16, by layout: the same. Stages are fewer, for a tile of the result takes twice the place.
-_FP32 = {
-    "nt": [
-        ((64, 16), 12, True, (1, 1), 4),
-        ((64, 32), 12, True, (1, 1), 4),
-        ((64, 96), 8, True, (1, 1), 4),
-        ((128, 96), 5, True, (1, 1), 4),
-        ((128, 160), 4, True, (1, 1), 1),
-        ((64, 64), 12, False, (1, 1), 8),
-        ((64, 128), 7, False, (1, 1), 8),
-        ((128, 96), 5, False, (1, 1), 4),
-        ((128, 128), 5, False, (1, 1), 4),
-        ((128, 192), 4, False, (1, 1), 1),
-        ((192, 96), 4, False, (1, 1), 1),
-        ((192, 128), 3, False, (1, 1), 4),
-        ((128, 256), 3, False, (2, 1), 1),
-    ],
-    "nn": [
-        ((64, 16), 12, True, (1, 1), 4),
-        ((64, 32), 12, True, (1, 1), 4),
-        ((64, 64), 12, True, (1, 1), 8),
-        ((128, 96), 5, True, (1, 1), 4),
-        ((64, 128), 7, False, (1, 1), 8),
-        ((128, 128), 5, False, (1, 1), 4),
-        ((128, 192), 4, False, (1, 1), 1),
-        ((128, 256), 3, False, (2, 1), 1),
-    ],
-    "tn": [
-        ((64, 64), 12, False, (1, 1), 8),
-        ((64, 128), 7, False, (1, 1), 8),
-        ((64, 192), 5, False, (1, 1), 8),
-        ((128, 64), 7, False, (1, 1), 8),
-        ((128, 128), 5, False, (1, 1), 4),
-        ((192, 128), 3, False, (1, 1), 4),
-        ((128, 192), 4, False, (1, 1), 1),
-        ((128, 192), 4, False, (1, 2), 1),
-        ((256, 128), 3, False, (1, 1), 1),
-        ((256, 128), 3, False, (1, 2), 1),
-        ((128, 256), 3, False, (2, 1), 1),
     ],
 }
 
@@ -489,7 +362,7 @@ PERSISTENT_MM_SM90 = [
         cluster = blocks + (1,),
         layout = layout,
     )
-    for layout, tiles in _LAYOUTS.items()
+    for layout, tiles in LAYOUT_TILES.items()
     for tile, stages, swap_ab, blocks, splits in tiles
 ] + [
     _fitted_config(
@@ -505,6 +378,6 @@ PERSISTENT_MM_SM90 = [
         cluster = blocks + (1,),
         layout = layout,
     )
-    for layout, tiles in _FP32.items()
+    for layout, tiles in FP32_TILES.items()
     for tile, stages, swap_ab, blocks, splits in tiles
 ]
