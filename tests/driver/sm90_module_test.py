@@ -11,7 +11,6 @@ _SPLIT_K = "scaled_mm_sm90_e4m3_e4m3_bf16_64x64x256_1x1x1_splitk1x6_swap"
 _SPLIT_K_TWO_GROUPS = "scaled_mm_sm90_e4m3_e4m3_bf16_128x64x128_1x1x1_splitk2x8_swap"
 _SHARES_COLUMNS = "scaled_mm_sm90_e4m3_e4m3_bf16_64x104x128_1x1x1_splitk1x10_swap_columns"
 _ONE_BOX = "scaled_mm_sm90_e4m3_e4m3_fp16_128x192x128_1x1x1_persistent2x5_swap"
-_CLUSTERS_OF_FOUR = "scaled_mm_sm90_e4m3_e4m3_bf16_128x128x128_2x2x1_persistent2x6"
 _PERSISTENT = "scaled_mm_sm90_e4m3_e4m3_bf16_128x224x128_1x1x1_persistent2x4"
 
 # Values of the enums in cuda.h.
@@ -137,22 +136,6 @@ module.Plan("{_SPLIT_K}", {problem})(stream, tensors)
 report(fake.calls("cuLaunchKernelEx"))
     """)
     assert launch["grid"] == grid
-
-
-def test_as_many_clusters_are_launched_as_run_at_one_time(run_with_fake: Any) -> None:
-    # 256 tiles of a cluster of four, of which 30 fit: nine rounds of at most 29.
-    problem = _PROBLEM.replace("m=100, n=512", "m=4096, n=4096").replace("ldd=640", "ldd=4096")
-    (launch,), queries = run_with_fake(f"""{_PRELUDE}
-fake.set_parameter_bytes([entries["{_CLUSTERS_OF_FOUR}"]["params_bytes"]])
-queries = []
-for _ in range(2):
-    fake.forget_calls()
-    module.Plan("{_CLUSTERS_OF_FOUR}", {problem})(stream, tensors)
-    queries.append(fake.calls("cuOccupancyMaxActiveClusters"))
-report([fake.calls("cuLaunchKernelEx"), queries])
-    """)
-    assert (launch["grid"], launch["cluster"]) == ("116,1,1", "4,1,1")
-    assert [[call["blocks"] for call in calls] for calls in queries] == [["4"], []], "the driver is queried once"
 
 
 def test_a_warm_split_k_call_encodes_no_tensor_map(run_with_fake: Any) -> None:
@@ -283,57 +266,6 @@ report(fake.call_names())
 _MATMUL_NN = "matmul_sm90_bf16_bf16_nn_64x64x128_1x1x1_warpspecialized_swap"
 _MATMUL_TN = "matmul_sm90_bf16_fp32_tn_128x256x64_2x1x1_cooperative"
 _MATMUL_TENSORS = ["a", "b", "out"]
-
-
-@pytest.mark.parametrize(
-    ("kernel", "splits", "box_n", "box_m", "grid", "cluster"),
-    [
-        # Two tiles of 128 along m and two of 192 along n: a block loads half of its rows of a and half
-        # of its columns of b.
-        ("matmul_sm90_bf16_bf16_bf16_128x192x64_2x2x1_persistent2x5", 1, 96, 64, "24,1,1", "4,1,1"),
-        ("matmul_sm90_bf16_bf16_bf16_128x96x64_1x4x1_persistent2x7", 1, 96, 32, "36,1,1", "4,1,1"),
-        # Swapped: 256 of n and 152 of m.
-        ("matmul_sm90_bf16_bf16_bf16_256x152x64_1x2x1_persistent2x4_swap", 1, 128, 152, "8,1,1", "2,1,1"),
-        # Two tiles along m, each with k in four shares.
-        ("matmul_sm90_bf16_bf16_bf16_128x128x64_2x1x1_splitk2x6_columns", 4, 64, 128, "128,1,1", "8,1,1"),
-    ],
-)
-def test_the_blocks_of_a_cluster_load_parts_of_their_operands(
-    kernel: str, splits: int, box_n: int, box_m: int, grid: str, cluster: str, run_with_fake: Any
-) -> None:
-    (b_map, a_map, *_), [launch] = run_with_fake(f"""{_PRELUDE}
-fake.set_parameter_bytes([entries["{kernel}"]["params_bytes"]])
-module.Plan("{kernel}", tensors={_MATMUL_TENSORS}, m=300, n=1000, k=512, lda=512, ldb=512, ldd=1000, splits={splits},
-            device=0, num_sms=132)(stream, [{_A}, {_B}, {_D}])
-report([fake.calls("cuTensorMapEncodeTiled"), fake.calls("cuLaunchKernelEx")])
-    """)
-    assert (b_map["dims"], b_map["box"]) == ("512,1000", f"64,{box_n}")
-    assert (a_map["dims"], a_map["box"]) == ("512,300", f"64,{box_m}")
-    assert (launch["grid"], launch["cluster"]) == (grid, cluster)
-
-
-@pytest.mark.parametrize(
-    ("kernel", "b_box", "a_box"),
-    [
-        # b has five boxes of 32 columns, so four blocks each load a fourth of their k.
-        ("tn_192x160x64_4x1x1_persistent3x4", ("32,16", _SWIZZLE_64B), ("64,64", _SWIZZLE_128B)),
-        # Swapped: of one box each, two blocks load halves of b, and four blocks fourths of a.
-        ("tn_64x64x64_4x2x1_persistent1x12_swap", ("64,32", _SWIZZLE_128B), ("64,16", _SWIZZLE_128B)),
-        ("tn_128x160x64_4x1x1_persistent2x5", ("32,16", _SWIZZLE_64B), ("64,64", _SWIZZLE_128B)),
-    ],
-)
-def test_blocks_divide_k_where_rows_run_fastest_in_too_few_boxes(
-    kernel: str, b_box: tuple[str, str], a_box: tuple[str, str], run_with_fake: Any
-) -> None:
-    kernel = f"matmul_sm90_bf16_bf16_bf16_{kernel}"
-    b_map, a_map, *_ = run_with_fake(f"""{_PRELUDE}
-fake.set_parameter_bytes([entries["{kernel}"]["params_bytes"]])
-module.Plan("{kernel}", tensors={_MATMUL_TENSORS}, m=304, n=1000, k=512, lda=304, ldb=1000, ldd=1000,
-            device=0, num_sms=132)(stream, [{_A}, {_B}, {_D}])
-report(fake.calls("cuTensorMapEncodeTiled"))
-    """)
-    assert (b_map["dims"], b_map["box"], b_map["swizzle"]) == ("1000,512", *b_box)
-    assert (a_map["dims"], a_map["box"], a_map["swizzle"]) == ("304,512", *a_box)
 
 
 @pytest.mark.parametrize(

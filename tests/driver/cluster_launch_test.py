@@ -1,0 +1,86 @@
+"""stoneware.ops._sm90: what blocks of a cluster load for each other, and how many clusters are launched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+_CLUSTERS_OF_FOUR = "scaled_mm_sm90_e4m3_e4m3_bf16_128x128x128_2x2x1_persistent2x6"
+
+# Values of the enums in cuda.h.
+_SWIZZLE_64B, _SWIZZLE_128B = "2", "3"
+
+_A, _B, _D, _STREAM = (i << 20 for i in range(1, 5))
+
+
+def _prelude(kernel: str) -> str:
+    return f"""
+from stoneware.ops import _sm90 as module
+[entry] = [entry for entry in module.kernels() if entry["id"] == "{kernel}"]
+fake.set_parameter_bytes([entry["params_bytes"]])
+"""
+
+
+def test_as_many_clusters_are_launched_as_run_at_one_time(run_with_fake: Any) -> None:
+    # 256 tiles of a cluster of four, of which 30 fit: nine rounds of at most 29.
+    (launch,), queries = run_with_fake(f"""{_prelude(_CLUSTERS_OF_FOUR)}
+queries = []
+for _ in range(2):
+    fake.forget_calls()
+    module.Plan("{_CLUSTERS_OF_FOUR}", tensors=["a", "b", "out"], m=4096, n=4096, k=1024, lda=1024, ldb=1024,
+                ldd=4096, device=0, num_sms=132)({_STREAM}, [{_A}, {_B}, {_D}])
+    queries.append(fake.calls("cuOccupancyMaxActiveClusters"))
+report([fake.calls("cuLaunchKernelEx"), queries])
+    """)
+    assert (launch["grid"], launch["cluster"]) == ("116,1,1", "4,1,1")
+    assert [[call["blocks"] for call in calls] for calls in queries] == [["4"], []], "the driver is queried once"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "splits", "box_n", "box_m", "grid", "cluster"),
+    [
+        # Two tiles of 128 along m and two of 192 along n: a block loads half of its rows of a and half
+        # of its columns of b.
+        ("matmul_sm90_bf16_bf16_bf16_128x192x64_2x2x1_persistent2x5", 1, 96, 64, "24,1,1", "4,1,1"),
+        ("matmul_sm90_bf16_bf16_bf16_128x96x64_1x4x1_persistent2x7", 1, 96, 32, "36,1,1", "4,1,1"),
+        # Swapped: 256 of n and 152 of m.
+        ("matmul_sm90_bf16_bf16_bf16_256x152x64_1x2x1_persistent2x4_swap", 1, 128, 152, "8,1,1", "2,1,1"),
+        # Two tiles along m, each with k in four shares.
+        ("matmul_sm90_bf16_bf16_bf16_128x128x64_2x1x1_splitk2x6_columns", 4, 64, 128, "128,1,1", "8,1,1"),
+    ],
+)
+def test_the_blocks_of_a_cluster_load_parts_of_their_operands(
+    kernel: str, splits: int, box_n: int, box_m: int, grid: str, cluster: str, run_with_fake: Any
+) -> None:
+    (b_map, a_map, *_), [launch] = run_with_fake(f"""{_prelude(kernel)}
+module.Plan("{kernel}", tensors=["a", "b", "out"], m=300, n=1000, k=512, lda=512, ldb=512, ldd=1000, splits={splits},
+            device=0, num_sms=132)({_STREAM}, [{_A}, {_B}, {_D}])
+report([fake.calls("cuTensorMapEncodeTiled"), fake.calls("cuLaunchKernelEx")])
+    """)
+    assert (b_map["dims"], b_map["box"]) == ("512,1000", f"64,{box_n}")
+    assert (a_map["dims"], a_map["box"]) == ("512,300", f"64,{box_m}")
+    assert (launch["grid"], launch["cluster"]) == (grid, cluster)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "b_box", "a_box"),
+    [
+        # b has five boxes of 32 columns, so four blocks each load a fourth of their k.
+        ("tn_192x160x64_4x1x1_persistent3x4", ("32,16", _SWIZZLE_64B), ("64,64", _SWIZZLE_128B)),
+        # Swapped: of one box each, two blocks load halves of b, and four blocks fourths of a.
+        ("tn_64x64x64_4x2x1_persistent1x12_swap", ("64,32", _SWIZZLE_128B), ("64,16", _SWIZZLE_128B)),
+        ("tn_128x160x64_4x1x1_persistent2x5", ("32,16", _SWIZZLE_64B), ("64,64", _SWIZZLE_128B)),
+    ],
+)
+def test_blocks_divide_k_where_rows_run_fastest_in_too_few_boxes(
+    kernel: str, b_box: tuple[str, str], a_box: tuple[str, str], run_with_fake: Any
+) -> None:
+    kernel = f"matmul_sm90_bf16_bf16_bf16_{kernel}"
+    b_map, a_map, *_ = run_with_fake(f"""{_prelude(kernel)}
+module.Plan("{kernel}", tensors=["a", "b", "out"], m=304, n=1000, k=512, lda=304, ldb=1000, ldd=1000,
+            device=0, num_sms=132)({_STREAM}, [{_A}, {_B}, {_D}])
+report(fake.calls("cuTensorMapEncodeTiled"))
+    """)
+    assert (b_map["dims"], b_map["box"], b_map["swizzle"]) == ("1000,512", *b_box)
+    assert (a_map["dims"], a_map["box"], a_map["swizzle"]) == ("304,512", *a_box)
