@@ -39,7 +39,7 @@ struct Config {
   CUlaunchConfig launch{};
 };
 
-// Of a portable cluster.
+// Blocks of the largest portable cluster.
 constexpr unsigned kMaxBlocks = 8;
 
 // What the driver said in one context, by the blocks of a cluster; 0: it was not asked.

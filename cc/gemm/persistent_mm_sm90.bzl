@@ -67,8 +67,10 @@ _GROUP_COLUMNS = 16
 # the products of 64 rows with each block of a tile's k.
 _MAX_PROMOTED_ACCUMULATORS = {1: 192, 2: 192, 3: 112}
 
-# The width of an operand's chunks of k, one swizzle atom, and of a stored tile's boxes along n. A box has so many of m.
+# The width of an operand's chunks of k, one swizzle atom, and of a stored tile's boxes along n.
 _CHUNK_BYTES = 128
+
+# What a box has of m.
 _BOX_ROWS = 64
 
 # The columns of an operand in the smaller of two swizzle atoms, where they run fastest.

@@ -9,8 +9,8 @@
 //   b         [k, n]          [1, ldb], or with      kB, as many bytes as kA
 //                             kBIsNMajor [ldb, 1]
 //   d         [m, n]          [ldd, 1]               kOut (bf16, fp16 or fp32)
-//   scale_a   [m] or scalar   [1] or [0]             fp32, or null for 1
-//   scale_b   [n] or scalar   [1] or [0]             fp32, or null for 1
+//   scale_a   [m] or scalar   [1] or [0]             fp32, or null for 1; of fp8
+//   scale_b   [n] or scalar   [1] or [0]             fp32, or null for 1; of fp8
 //   bias      [n] or null     [1]                    kOut
 //
 // A d of fp32 may be added to, d += (`accumulate` of Params): one thread, or one reduction by TMA,
@@ -46,8 +46,9 @@
 // The grid is one-dimensional, of clusters. With splits the blocks of a cluster share the k of one
 // tile. Otherwise a cluster is one block, which goes from tile to tile until all are done; or it is
 // kBlocksAlongM times kBlocksAlongN blocks, whose tiles lie side by side along m and n. Blocks side
-// by side along n each load a part of their rows of a for all of them; blocks along m do the same
-// with columns of b. With splits as well, a cluster has as many blocks for each slice of k.
+// by side along n each load a part of their rows of a for all of them, or of the k of all rows;
+// blocks along m do the same with columns of b. With splits as well, a cluster has as many blocks
+// for each slice of k.
 //
 // What makes it fast: every SM reads b from the first microsecond to the last. Loads start as soon
 // as a block's barriers are ready, and L2 prefetches the first ones before; partial sums go from
@@ -190,7 +191,7 @@ struct PersistentMmShape {
   static constexpr int kTileN = kSwapAb ? kRows : kColumns;
   static constexpr int kTileK = Config::kTileK;
   // The rows, or columns, of a swizzle atom (wgmma_sm90.cuh) if they run fastest in memory instead
-  // of k, else 0: of an M-major a or an N-major b. A chunk of k has the atoms of so many rows one
+  // of k, else 0: of an M-major a or an N-major b. A chunk of k has the atoms of these rows one
   // after the other: they take as many bytes, at the same place, as rows in which k runs fastest.
   static constexpr int kContiguousRows =
       (kSwapAb ? Config::kBIsNMajor : Config::kAIsMMajor) ? 64 : 0;
