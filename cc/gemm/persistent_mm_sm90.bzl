@@ -323,7 +323,7 @@ def _column_rules(config):
     groups = _ceil_div(config.tile[1], _GROUP_COLUMNS)
     arriving = max([
         _ceil_div(groups, splits) * (splits - 1)
-        for splits in [2, 3, 4, 8]
+        for splits in [1, 2, 3, 4, 8]
         if splits <= config.max_splits
     ])
     needed = (groups + arriving) * _GROUP_COLUMNS * config.tile[0] * 4

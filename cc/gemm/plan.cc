@@ -65,6 +65,23 @@ void CheckAddress(const char* name, const void* pointer, std::int64_t multiple) 
                               std::to_string(address) + "; copy the view into a contiguous tensor");
 }
 
+// As the module's callers name it (sm90_module.cc).
+std::string NameOf(Scale scale) {
+  switch (scale) {
+    case Scale::kNone:
+      return "none";
+    case Scale::kTensor:
+      return "tensor";
+    case Scale::kRow:
+      return "row";
+    case Scale::kBlock1x128:
+      return "block_1x128";
+    case Scale::kBlock128x128:
+      return "block_128x128";
+  }
+  return std::to_string(static_cast<int>(scale));
+}
+
 bool IsBlock(Scale scale) { return scale == Scale::kBlock1x128 || scale == Scale::kBlock128x128; }
 
 }  // namespace
@@ -159,7 +176,8 @@ void Plan::CheckCanImplement() const {
     throw std::invalid_argument(
         "kernel " + std::string(entry().id) + " cannot compute m=" + std::to_string(problem_.m) +
         " n=" + std::to_string(problem_.n) + " k=" + std::to_string(problem_.k) + " with batch=" +
-        std::to_string(problem_.batch) + " and splits=" + std::to_string(problem_.splits) +
+        std::to_string(problem_.batch) + ", splits=" + std::to_string(problem_.splits) +
+        ", scale_a=" + NameOf(problem_.scale_a) + " and scale_b=" + NameOf(problem_.scale_b) +
         (problem_.accumulate ? ", added to d" : "") + "; use another kernel or backend");
   }
 }

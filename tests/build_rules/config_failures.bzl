@@ -108,6 +108,10 @@ CONFIG_FAILURES = {
             {"max_splits": 2, "shares": "columns"},
             ["blocks that share columns must be up to 4 or 8", "max_splits is 2", "share warps"],
         ),
+        "columns_without_splits": (
+            {"max_splits": 1, "shares": "columns"},
+            ["blocks that share columns must be up to 4 or 8", "max_splits is 1", "share warps"],
+        ),
         "columns_block_scales": (
             {"block_scales": True, "shares": "columns", "stages": 5, "tile": [64, 16, 256]},
             ["blocks that share columns must be up to 4 or 8, without block scales", "block_scales True"],

@@ -325,6 +325,7 @@ report([fake.calls("cuTensorMapEncodeTiled"), fake.calls("cuLaunchKernelEx")])
         ("batch=0", "batch=0 must be 1 to"),
         ("batch_stride_b=4", "batch_stride_b=4 must be a multiple of 8 elements"),
         ("splits=2", "cannot compute m=104 n=512 k=1001"),
+        ("scale_a='row'", "with batch=2, splits=1, scale_a=row and scale_b=none; use another kernel"),
     ],
 )
 def test_a_layout_has_extents_and_strides_of_its_own(change: str, part: str, run_with_fake: Any) -> None:
