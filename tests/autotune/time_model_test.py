@@ -68,11 +68,32 @@ def test_fit_finds_the_times_and_the_blocks_at_once_of_a_kernel(config):
         assert model.at(m, n, k)[0] == pytest.approx(true_us(config, m, n, k), rel=1e-3)
 
 
+def test_kernels_with_clusters_of_a_size_have_as_many_of_them_at_once():
+    """Of four blocks an H200 runs 30, on 120 of its SMs. The small kernel was measured with fewer alone."""
+    truth = {
+        BIG: TRUTH[BIG]._replace(cluster_m=4, slots=120),
+        SMALL: TRUTH[SMALL]._replace(cluster_n=4, slots=120),  # its operands are swapped
+    }
+    kernels = Manifest(
+        {record.id: replace(record, config=record.config | {"cluster": [4, 1, 1]}) for record in small.kernel_records()}
+    )
+    few = [(2048, 2048), (2048, 8192), (4096, 4096), (4096, 14336), (6144, 4096), (6144, 8192)]
+    taken = [
+        replace(one, median_us=truth[one.config].at(one.key.m, one.key.n, one.key.k)[0])
+        for one in [*samples(configs=[BIG]), *samples(weights=few, m_values=(16, 48), configs=[SMALL])]
+    ]
+    assert max(truth[SMALL].counts(48, n, k)[0] for n, k in few) == 1, "all clusters at once"
+    assert {config: model.slots for config, model in models_of(taken, kernels=kernels).items()} == {
+        BIG: 120,
+        SMALL: 120,
+    }
+
+
 def test_swizzled_tiles_are_rounded_up_as_the_tile_scheduler_does():
     model = TRUTH[BIG]._replace(cluster_m=1, max_swizzle=8)
     # 9 x 5 tiles: five of the shorter side are four at a time, so 12 x 8 blocks are launched.
     waves, _, work, unfilled, *_, fullness = model.counts(9 * 128, 5 * 128, 128)
-    assert (waves, work, fullness) == (1, 96, 96 / 120)
+    assert (waves, work, fullness) == (1, 96, 96 / 132)
     assert unfilled == 1 - 9 / 12
     assert model._replace(max_swizzle=1).counts(9 * 128, 5 * 128, 128)[2] == 45
 

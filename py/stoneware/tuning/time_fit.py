@@ -1,7 +1,8 @@
 """Fits the models of `time_model.py` to what was measured: in the bake, and of the user's store.
 
-Nothing but a kernel's tile is known of it. How many of its blocks run at once is the one of a few
-guesses that fits best, and the vendor library, whose tiles nobody tells, is taken to have 128x128.
+Nothing but a kernel's tile and cluster is known of it. How many of its blocks an SM runs at once is the one
+of a few guesses that fits best; how many clusters of a size the device runs at once, that which fits all
+kernels with such clusters best. The vendor library, whose tiles nobody tells, is taken to have 128x128.
 
 The same bytes on any machine and Python: IEEE +, -, *, / and square root, and math.fsum, which
 rounds once.
@@ -35,6 +36,12 @@ decide which of the two is charged."""
 
 _MOST_RESIDENT = 4
 """Blocks that an SM may hold at a time, as far as is guessed."""
+
+_LARGEST_ANYWHERE = 2
+"""Blocks of the largest cluster that finds room on all SMs: two are neighbours everywhere."""
+
+_LEAST_PART_OF_SMS = 0.75
+"""Of the SMs, what clusters of any size can use at least, as far as is guessed."""
 
 _ROWS_TO_GUESS = 128
 """Measurements by which it is guessed; the fit that follows takes all."""
@@ -75,6 +82,7 @@ def models(
                 by_kind = by_candidate.setdefault(candidate_of(choice.config, key), {})
                 by_kind.setdefault(key.kind, []).append((key.m, key.n, key.k, key.num_groups, choice.median_us))
     fitted: dict[AnyFamily, dict[AnyConfig, TimeModel]] = {}
+    shapes: dict[tuple[Family, Config], tuple[TimeModel, list[_Row]]] = {}
     for family, by_candidate in rows.items():
         fitted_before = (wheel or {}).get(family, {})
         for config in sorted(by_candidate):
@@ -87,16 +95,18 @@ def models(
             # Two kinds were measured at other times: those of both together fit no better.
             _, timings = max(sorted(by_candidate[config].items()), key=lambda item: len(item[1]))
             if (
-                shape is None
-                or len(timings) < LEAST_SAMPLES
-                or len({row[1:4] for row in timings}) < LEAST_WEIGHTS
-                or len({row[0] for row in timings}) < LEAST_M_VALUES
+                shape is not None
+                and len(timings) >= LEAST_SAMPLES
+                and len({row[1:4] for row in timings}) >= LEAST_WEIGHTS
+                and len({row[0] for row in timings}) >= LEAST_M_VALUES
             ):
-                continue
-            model = _model(shape._replace(largest_m=largest_m), sorted(timings), num_sms)
-            # One with nothing but the time of rows that no operand fills would be 0 without these.
-            if sum(model[-NUM_TIMES:]) > model.unfilled_us:
-                fitted.setdefault(family, {})[config] = model
+                shapes[family, config] = shape._replace(largest_m=largest_m), sorted(timings)
+    clusters = _clusters_at_once(shapes.values(), num_sms)
+    for (family, config), (shape, timings) in shapes.items():
+        model = _model(shape, timings, clusters[shape.cluster_blocks])
+        # One with nothing but the time of rows that no operand fills would be 0 without these.
+        if sum(model[-NUM_TIMES:]) > model.unfilled_us:
+            fitted.setdefault(family, {})[config] = model
     return fitted
 
 
@@ -123,18 +133,38 @@ def _shape(family: Family, config: Config, manifest: Manifest) -> TimeModel | No
     )
 
 
-def _model(shape: TimeModel, rows: Sequence[_Row], num_sms: int) -> TimeModel:
-    guesses = [
-        shape._replace(slots=resident * sms)
-        for resident in range(1, _MOST_RESIDENT + 1)
-        # Not every SM may be free for a cluster: of four blocks an H200 runs fewer than 32 at once.
-        for sms in (num_sms, num_sms - num_sms // 11)
-    ]
-    few = rows[:: -(-len(rows) // _ROWS_TO_GUESS)]
-    best = min(guesses, key=lambda guess: _fit(guess, few)[1])
+def _clusters_at_once(shapes: Iterable[tuple[TimeModel, Sequence[_Row]]], num_sms: int) -> dict[int, int]:
+    """Blocks of a cluster -> how many of such clusters run at once, with one block on an SM: what leaves the least
+    errors of all candidates that have them. One candidate has too few measurements near that number to tell it."""
+    by_size: dict[int, list[tuple[TimeModel, Sequence[_Row]]]] = {}
+    for shape, rows in shapes:
+        by_size.setdefault(shape.cluster_blocks, []).append((shape, rows))
+    at_once = {size: num_sms // size for size in by_size}
+    for size, most in at_once.items():
+        if size > _LARGEST_ANYWHERE:
+            guesses = range(most, int(most * _LEAST_PART_OF_SMS) - 1, -1)
+            errors = [math.fsum(_resident(shape, rows, num)[1] for shape, rows in by_size[size]) for num in guesses]
+            at_once[size] = guesses[errors.index(min(errors))]
+    return at_once
+
+
+def _model(shape: TimeModel, rows: Sequence[_Row], num_clusters: int) -> TimeModel:
+    best = _resident(shape, rows, num_clusters)[0]
     times, _ = _fit(best, rows)
     # Six digits: a fit is not better, and a table is read often.
     return TimeModel(*best[:-NUM_TIMES], *(float(f"{us:.6g}") for us in times))
+
+
+def _resident(shape: TimeModel, rows: Sequence[_Row], num_clusters: int) -> tuple[TimeModel, float]:
+    """The shape with as many blocks at once as fit best if `num_clusters` run with one block on an SM, and the sum of
+    squared errors."""
+    few = rows[:: -(-len(rows) // _ROWS_TO_GUESS)]
+    guesses = [
+        shape._replace(slots=resident * num_clusters * shape.cluster_blocks)
+        for resident in range(1, _MOST_RESIDENT + 1)
+    ]
+    errors = [_fit(guess, few)[1] for guess in guesses]
+    return guesses[errors.index(min(errors))], min(errors)
 
 
 def _fit(model: TimeModel, rows: Sequence[_Row]) -> tuple[list[float], float]:
