@@ -139,10 +139,10 @@ def _clusters_at_once(shapes: Iterable[tuple[TimeModel, Sequence[_Row]]], num_sm
     by_size: dict[int, list[tuple[TimeModel, Sequence[_Row]]]] = {}
     for shape, rows in shapes:
         by_size.setdefault(shape.cluster_blocks, []).append((shape, rows))
-    at_once = {size: num_sms // size for size in by_size}
+    at_once = {size: max(num_sms // size, 1) for size in by_size}
     for size, most in at_once.items():
         if size > _LARGEST_ANYWHERE:
-            guesses = range(most, int(most * _LEAST_PART_OF_SMS) - 1, -1)
+            guesses = range(most, max(int(most * _LEAST_PART_OF_SMS), 1) - 1, -1)
             errors = [math.fsum(_resident(shape, rows, num)[1] for shape, rows in by_size[size]) for num in guesses]
             at_once[size] = guesses[errors.index(min(errors))]
     return at_once
