@@ -41,7 +41,7 @@ _LARGEST_ANYWHERE = 2
 """Blocks of the largest cluster that finds room on all SMs: two are neighbours everywhere."""
 
 _LEAST_PART_OF_SMS = 0.75
-"""Of the SMs, what clusters of any size can use at least, as far as is guessed."""
+"""The part of the SMs that larger clusters use at least, as far as is guessed."""
 
 _ROWS_TO_GUESS = 128
 """Measurements by which it is guessed; the fit that follows takes all."""
@@ -101,9 +101,9 @@ def models(
                 and len({row[0] for row in timings}) >= LEAST_M_VALUES
             ):
                 shapes[family, config] = shape._replace(largest_m=largest_m), sorted(timings)
-    clusters = _clusters_at_once(shapes.values(), num_sms)
+    sms_of = _sms_of_clusters(shapes.values(), num_sms)
     for (family, config), (shape, timings) in shapes.items():
-        model = _model(shape, timings, clusters[shape.cluster_blocks])
+        model = _model(shape, timings, sms_of[shape.cluster_blocks])
         # One with nothing but the time of rows that no operand fills would be 0 without these.
         if sum(model[-NUM_TIMES:]) > model.unfilled_us:
             fitted.setdefault(family, {})[config] = model
@@ -133,36 +133,40 @@ def _shape(family: Family, config: Config, manifest: Manifest) -> TimeModel | No
     )
 
 
-def _clusters_at_once(shapes: Iterable[tuple[TimeModel, Sequence[_Row]]], num_sms: int) -> dict[int, int]:
-    """Blocks of a cluster -> how many of such clusters run at once, with one block on an SM: what leaves the least
-    errors of all candidates that have them. One candidate has too few measurements near that number to tell it."""
+def _sms_of_clusters(shapes: Iterable[tuple[TimeModel, Sequence[_Row]]], num_sms: int) -> dict[int, tuple[int, ...]]:
+    """Blocks of a cluster -> on how many SMs such clusters run at once.
+
+    Of large clusters it is what leaves the least errors of all candidates that have them: one has too few measurements
+    near that number to tell it. Smaller ones have room on all SMs, but some are modelled better with fewer, so that
+    nearly full waves take longer: two guesses.
+    """
     by_size: dict[int, list[tuple[TimeModel, Sequence[_Row]]]] = {}
     for shape, rows in shapes:
         by_size.setdefault(shape.cluster_blocks, []).append((shape, rows))
-    at_once = {size: max(num_sms // size, 1) for size in by_size}
-    for size, most in at_once.items():
-        if size > _LARGEST_ANYWHERE:
-            guesses = range(most, max(int(most * _LEAST_PART_OF_SMS), 1) - 1, -1)
-            errors = [math.fsum(_resident(shape, rows, num)[1] for shape, rows in by_size[size]) for num in guesses]
-            at_once[size] = guesses[errors.index(min(errors))]
-    return at_once
+    sms_of: dict[int, tuple[int, ...]] = {}
+    for size, of_size in by_size.items():
+        if size <= _LARGEST_ANYWHERE:
+            sms_of[size] = num_sms, num_sms - num_sms // 11
+            continue
+        most = max(num_sms // size, 1)
+        guesses = [num * size for num in range(most, max(int(most * _LEAST_PART_OF_SMS), 1) - 1, -1)]
+        errors = [math.fsum(_with_slots(shape, rows, (sms,))[1] for shape, rows in of_size) for sms in guesses]
+        sms_of[size] = (guesses[errors.index(min(errors))],)
+    return sms_of
 
 
-def _model(shape: TimeModel, rows: Sequence[_Row], num_clusters: int) -> TimeModel:
-    best = _resident(shape, rows, num_clusters)[0]
+def _model(shape: TimeModel, rows: Sequence[_Row], sms: Sequence[int]) -> TimeModel:
+    best = _with_slots(shape, rows, sms)[0]
     times, _ = _fit(best, rows)
     # Six digits: a fit is not better, and a table is read often.
     return TimeModel(*best[:-NUM_TIMES], *(float(f"{us:.6g}") for us in times))
 
 
-def _resident(shape: TimeModel, rows: Sequence[_Row], num_clusters: int) -> tuple[TimeModel, float]:
-    """The shape with as many blocks at once as fit best if `num_clusters` run with one block on an SM, and the sum of
-    squared errors."""
+def _with_slots(shape: TimeModel, rows: Sequence[_Row], sms: Sequence[int]) -> tuple[TimeModel, float]:
+    """The shape with the slots that fit best of one to `_MOST_RESIDENT` blocks on each of some numbers of SMs, and the
+    sum of squared errors."""
     few = rows[:: -(-len(rows) // _ROWS_TO_GUESS)]
-    guesses = [
-        shape._replace(slots=resident * num_clusters * shape.cluster_blocks)
-        for resident in range(1, _MOST_RESIDENT + 1)
-    ]
+    guesses = [shape._replace(slots=resident * num) for resident in range(1, _MOST_RESIDENT + 1) for num in sms]
     errors = [_fit(guess, few)[1] for guess in guesses]
     return guesses[errors.index(min(errors))], min(errors)
 
