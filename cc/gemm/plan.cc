@@ -1,5 +1,6 @@
 #include "cc/gemm/plan.h"
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <stdexcept>
@@ -65,21 +66,10 @@ void CheckAddress(const char* name, const void* pointer, std::int64_t multiple) 
                               std::to_string(address) + "; copy the view into a contiguous tensor");
 }
 
-// As the module's callers name it (sm90_module.cc).
 std::string NameOf(Scale scale) {
-  switch (scale) {
-    case Scale::kNone:
-      return "none";
-    case Scale::kTensor:
-      return "tensor";
-    case Scale::kRow:
-      return "row";
-    case Scale::kBlock1x128:
-      return "block_1x128";
-    case Scale::kBlock128x128:
-      return "block_128x128";
-  }
-  return std::to_string(static_cast<int>(scale));
+  return std::find_if(kScales.begin(), kScales.end(),
+                      [scale](const auto& named) { return named.second == scale; })
+      ->first;
 }
 
 bool IsBlock(Scale scale) { return scale == Scale::kBlock1x128 || scale == Scale::kBlock128x128; }

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -16,6 +17,15 @@
 #include "cc/host_adapter/tensor_map_memo.h"
 
 namespace stoneware::gemm {
+
+// Each Scale, by what callers name it.
+inline constexpr std::array<std::pair<const char*, Scale>, 5> kScales = {{
+    {"none", Scale::kNone},
+    {"tensor", Scale::kTensor},
+    {"row", Scale::kRow},
+    {"block_1x128", Scale::kBlock1x128},
+    {"block_128x128", Scale::kBlock128x128},
+}};
 
 // A kernel of this module and its loaded form, which all plans of it share.
 struct EmbeddedKernel {

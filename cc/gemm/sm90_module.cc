@@ -30,9 +30,8 @@ namespace stoneware::gemm {
 namespace {
 
 // What `given` means among the words that an argument may be.
-template <class Value>
-Value OneOf(const char* name, const std::string& given,
-            std::initializer_list<std::pair<const char*, Value>> words) {
+template <class Value, class Words = std::initializer_list<std::pair<const char*, Value>>>
+Value OneOf(const char* name, const std::string& given, const Words& words) {
   std::string known;
   for (const auto& [word, value] : words) {
     if (given == word) return value;
@@ -50,12 +49,7 @@ Raster ToRaster(const std::string& raster) {
 }
 
 Scale ToScale(const char* name, const std::string& scale) {
-  return OneOf<Scale>(name, scale,
-                      {{"none", Scale::kNone},
-                       {"tensor", Scale::kTensor},
-                       {"row", Scale::kRow},
-                       {"block_1x128", Scale::kBlock1x128},
-                       {"block_128x128", Scale::kBlock128x128}});
+  return OneOf<Scale>(name, scale, kScales);
 }
 
 using Tensor = void* GemmTensors::*;
