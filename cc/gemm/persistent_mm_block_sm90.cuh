@@ -34,16 +34,11 @@ struct KSlice {
   int first_step = 0;
   int num_steps;  // tiles of k
 
-  __device__ explicit KSlice(const PersistentMmScalars& params) : num_steps(params.num_k_tiles) {
+  __device__ explicit KSlice(const typename Shape::Params& params)
+      : num_steps(params.num_k_tiles), params_(params) {
     if constexpr (kSplitsK) {
-      const int log_splits = 31 - __clz(splits);  // of a power of two
-      if (Shape::kSharesColumns && splits == 3) {
-        first_step = Third(params.num_k_tiles * rank);
-        num_steps = Third(params.num_k_tiles * (rank + 1)) - first_step;
-      } else {
-        first_step = params.num_k_tiles * rank >> log_splits;
-        num_steps = (params.num_k_tiles * (rank + 1) >> log_splits) - first_step;
-      }
+      first_step = Share(params.num_k_tiles * rank);
+      num_steps = Share(params.num_k_tiles * (rank + 1)) - first_step;
     }
   }
 
@@ -56,14 +51,17 @@ struct KSlice {
 
   // A number divided by the splits, rounded down.
   __device__ int Share(int number) const {
-    return splits == 3 ? Third(number) : number >> (31 - __clz(splits));
+    if constexpr (Shape::kSharesColumns) {
+      int share, left;
+      params_.splits(share, left, number);
+      return share;
+    } else {
+      return number >> (31 - __clz(splits));
+    }
   }
 
  private:
-  // By a constant: a multiplication.
-  static __device__ int Third(int number) {
-    return static_cast<int>(static_cast<unsigned>(number) / 3);
-  }
+  const typename Shape::Params& params_;
 };
 
 // Where this block's tile lies among those of its cluster. Blocks run along m first, then along n,

@@ -314,6 +314,26 @@ PERSISTENT_MM_SM90 = [
         ((192, 176, 64), 4, 3, False),
     ]
 ] + [
+    # Few tiles and a long k, as of routers and keys of grouped heads.
+    persistent_mm_config(
+        op = op,
+        dtype = dtype,
+        out = "bf16",
+        tile = tile,
+        stages = stages,
+        layout = layout,
+        shares = "columns",
+        max_splits = 8,
+    )
+    for op, dtype, layout, tile, stages in [
+        ("matmul", "bf16", "nt", (64, 16, 128), 9),
+        ("matmul", "bf16", "nt", (64, 32, 128), 8),
+        ("matmul", "bf16", "nn", (64, 16, 128), 9),
+        ("matmul", "bf16", "nn", (64, 32, 128), 8),
+        ("scaled_mm", "e4m3", "nt", (64, 16, 256), 9),
+        ("scaled_mm", "e4m3", "nt", (64, 32, 256), 8),
+    ]
+] + [
     _fitted_config("scaled_mm", "e4m3", out, tile, stages, swap_ab, shares)
     for out in ["bf16", "fp16"]
     for tile, stages, swap_ab, shares in _FITTED_FP8

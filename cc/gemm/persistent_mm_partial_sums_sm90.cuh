@@ -86,10 +86,9 @@ class PartialColumns {
     WaitForClusterToArrive();
     // A warp for each block, or for each fourth where there are more blocks than warps.
     constexpr int kWarps = Shape::kConsumerThreads / 32;
-    if constexpr (Shape::kMaxSplits <= kWarps) {
-      SendShare(shared, thread, thread / 32);
-    } else {
-      for (int to = thread / 32; to < slice_.splits; to += kWarps) SendShare(shared, thread, to);
+#pragma unroll
+    for (int first = 0; first < Shape::kMaxSplits; first += kWarps) {
+      SendShare(shared, thread, first + thread / 32);
     }
     shared.summed->WaitForCluster();
     ArriveAtCluster();
@@ -104,16 +103,24 @@ class PartialColumns {
     const std::uint32_t own = own_ + group * Shape::kGroupBytes + WordAt(step, half);
     const std::uint32_t arrived =
         arriving_ + (group - share.begin) * Shape::kGroupBytes + WordAt(step, half);
-    float4 sum;
+    // No load waits for another.
+    float4 parts[Shape::kMaxSplits];
 #pragma unroll
     for (int from = 0; from < Shape::kMaxSplits; ++from) {
-      if (from >= slice_.splits) break;
-      const float4 part = LoadShared(
-          from == slice_.rank ? own : arrived + (from - (from > slice_.rank)) * sender_bytes_);
-      sum.x = from == 0 ? part.x : sum.x + part.x;
-      sum.y = from == 0 ? part.y : sum.y + part.y;
-      sum.z = from == 0 ? part.z : sum.z + part.z;
-      sum.w = from == 0 ? part.w : sum.w + part.w;
+      if (from < slice_.splits) {
+        parts[from] = LoadShared(
+            from == slice_.rank ? own : arrived + (from - (from > slice_.rank)) * sender_bytes_);
+      }
+    }
+    float4 sum = parts[0];
+#pragma unroll
+    for (int from = 1; from < Shape::kMaxSplits; ++from) {
+      if (from < slice_.splits) {
+        sum.x += parts[from].x;
+        sum.y += parts[from].y;
+        sum.z += parts[from].z;
+        sum.w += parts[from].w;
+      }
     }
     return sum;
   }

@@ -319,14 +319,21 @@ def _shared_bytes(config):
         stages_and_boxes = stages + config.warp_groups * held,
     )
 
-def _column_rules(config):
+def _splits(config):
+    """How many blocks may share the k of a tile: CanSplit of persistent_mm_sm90.h."""
+    if config.shares == "columns":
+        place = _shared_bytes(config).stages_and_boxes
+        return [x for x in range(1, config.max_splits + 1) if _column_bytes(config, x) <= place]
+    return [x for x in [1, 2, 4] if x <= config.max_splits]
+
+def _column_bytes(config, splits):
+    """The partial sums of a block and those that arrive, if so many blocks share the columns of a tile."""
     groups = _ceil_div(config.tile[1], _GROUP_COLUMNS)
-    arriving = max([
-        _ceil_div(groups, splits) * (splits - 1)
-        for splits in [1, 2, 3, 4, 8]
-        if splits <= config.max_splits
-    ])
-    needed = (groups + arriving) * _GROUP_COLUMNS * config.tile[0] * 4
+    arriving = _ceil_div(groups, splits) * (splits - 1)
+    return (groups + arriving) * _GROUP_COLUMNS * config.tile[0] * 4
+
+def _column_rules(config):
+    needed = _column_bytes(config, config.max_splits)
     place = _shared_bytes(config).stages_and_boxes
     return [
         (
@@ -407,8 +414,8 @@ def _kernel(config):
         "accumulation": config.accumulation,
         "cluster": config.cluster,
         "layout": config.layout,
-        "max_splits": config.max_splits,
         "schedule": schedule,
+        "splits": _splits(config),
         "stages": config.stages,
         "sum_chunk": SCALE_BLOCK if _promotes(config) else 0,
         "warp_groups": config.warp_groups,

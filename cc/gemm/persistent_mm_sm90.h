@@ -131,6 +131,14 @@ struct PersistentMmAddParams<true> {
   bool accumulate;  // d += instead of d =
 };
 
+template <bool kSharesColumns>
+struct PersistentMmShareParams {};
+
+template <>
+struct PersistentMmShareParams<true> {
+  FastDivmod splits;
+};
+
 template <bool kSmallerBoxes>
 struct PersistentMmSmallerParams {};
 
@@ -331,7 +339,8 @@ struct PersistentMmShape {
 
   // Each block of a cluster stores a part of the tile, and the others send it their sums of that
   // part. A part is some warps' sums: with several warp groups those of a whole one, so that boxes
-  // stay whole. With kSharesColumns it is some groups of 16 columns, and k may be split three ways.
+  // stay whole. With kSharesColumns it is some groups of 16 columns, and any number of blocks share
+  // k.
   static constexpr int kMaxSplits = Config::kMaxSplits;
   static constexpr bool kSharesColumns = Config::kSharesColumns;
   static_assert(kMaxSplits == 1 || kMaxSplits == (kSharesColumns || kWarpGroups == 1 ? 4 : 2) ||
@@ -346,22 +355,13 @@ struct PersistentMmShape {
       kSharesColumns ? 0 : kRows * kColumns * 4 / kMaxSplits * (kMaxSplits - 1);
 
   // Sums of columns have the space of the stages and boxes, when all blocks have read their stages:
-  // those of this block, and then those that arrive. Most arrive with the most splits, or with
-  // fewer where the groups of columns divide badly.
+  // those of this block, and then those that arrive.
   static constexpr int kColumnGroups = (kColumns + 15) / 16;
   static constexpr int kGroupBytes = kRows * 16 * 4;
   static constexpr int kOwnBytes = kColumnGroups * kGroupBytes;
   static constexpr int ArrivingBytes(int splits) {
     return (kColumnGroups - 1 + splits) / splits * (splits - 1) * kGroupBytes;
   }
-  static constexpr int MostArrivingBytes() {
-    int most = 0;
-    for (const int splits : {2, 3, 4, 8}) {
-      if (splits <= kMaxSplits && most < ArrivingBytes(splits)) most = ArrivingBytes(splits);
-    }
-    return most;
-  }
-  static constexpr int kColumnPartialBytes = kOwnBytes + MostArrivingBytes();
 
   // Shared memory: rows of all stages, columns of all stages, and then these.
   static constexpr int kColumnsAt = kStages * kRowStageBytes;
@@ -370,8 +370,13 @@ struct PersistentMmShape {
   static constexpr int kPartialAt = kSharesColumns ? 0 : kBoxesAt;
   static constexpr int kVectorsAt =
       kBoxesAt + (kPartialBytes < kBoxesBytes ? kBoxesBytes : kPartialBytes);
-  static_assert(!kSharesColumns || kColumnPartialBytes <= kVectorsAt,
-                "persistent_mm_sm90.bzl refuses such a config");
+  // Warps only halve. Columns divide in any way, but where they divide badly, more sums may arrive
+  // than have space.
+  static constexpr bool CanSplit(int splits) {
+    return splits <= kMaxSplits && (kSharesColumns ? kOwnBytes + ArrivingBytes(splits) <= kVectorsAt
+                                                   : (splits & (splits - 1)) == 0);
+  }
+  static_assert(CanSplit(kMaxSplits), "persistent_mm_sm90.bzl refuses such a config");
   static constexpr int kBlockScalesAt = kVectorsAt + kVectorBytes;
   static_assert(kBlockScalesAt % 8 == 0 && kChunkScales % 2 == 0, "two scales are loaded at once");
   static constexpr int kBarriersAt = kBlockScalesAt + kBlockScaleBytes;
@@ -390,6 +395,7 @@ struct PersistentMmShape {
                   PersistentMmAheadParams<kFetchesAhead>,
                   PersistentMmGroupParams<kGroups>,
                   PersistentMmAddParams<kFloatOut>,
+                  PersistentMmShareParams<kSharesColumns>,
                   PersistentMmSmallerParams<kSmallerBoxes> {};
 };
 

@@ -32,7 +32,6 @@ struct PersistentMmHost {
   static constexpr unsigned kThreads = Shape::kThreads;
 
   static bool CanImplement(const GemmProblem& problem) {
-    const bool is_shareable = Shape::kSharesColumns || (problem.splits & (problem.splits - 1)) == 0;
     const std::int64_t num_tiles = MaxTiles(problem);
     // An int must hold the end of the last tile, which may lie beyond the tensor's.
     const auto fits = [](int extent, int tile) {
@@ -40,9 +39,8 @@ struct PersistentMmHost {
     };
     return fits(problem.m, kClusterM) && fits(problem.n, kClusterN) &&
            fits(problem.k, Shape::kTileK) && problem.batch == 1 && HasGroups(problem) &&
-           HasScales(problem) && (Shape::kFloatOut || !problem.accumulate) && is_shareable &&
-           problem.splits <= Shape::kMaxSplits &&
-           problem.splits <= CeilDiv(problem.k, Shape::kTileK) &&
+           HasScales(problem) && (Shape::kFloatOut || !problem.accumulate) &&
+           Shape::CanSplit(problem.splits) && problem.splits <= CeilDiv(problem.k, Shape::kTileK) &&
            // Blocks along x are counted in an int.
            num_tiles * problem.splits <= std::numeric_limits<int>::max();
   }
@@ -194,6 +192,7 @@ struct PersistentMmHost {
       params->band = kBandOfGroup;
     }
     if constexpr (Shape::kFloatOut) params->accumulate = problem.accumulate;
+    if constexpr (Shape::kSharesColumns) params->splits = FastDivmod(problem.splits);
     params->d = tensors.d;
     params->scale_a = static_cast<const float*>(tensors.scale_a);
     params->scale_b = static_cast<const float*>(tensors.scale_b);

@@ -125,7 +125,7 @@ def test_of_scaled_mm_the_vendor_library_comes_first_above_m_128_and_with_slow_a
 @pytest.mark.parametrize("most", [2, 4])
 def test_a_kernel_splits_k_as_often_as_its_config_says_and_there_are_tiles(most: int) -> None:
     record = kernel(64, "splitk")
-    record = replace(record, config=record.config | {"max_splits": most})
+    record = replace(record, config=record.config | {"splits": [1, 2, 4][: most // 2 + 1]})
     assert why_not(record, 4096, most) is None
     assert f"must be at most {most}" in why_not(record, 4096, 2 * most)
     assert "must be at most 1" in why_not(record, 128, 2)
@@ -134,13 +134,13 @@ def test_a_kernel_splits_k_as_often_as_its_config_says_and_there_are_tiles(most:
 def sharing_columns(*, swap_ab: bool) -> KernelRecord:
     """Tile 128x96: of n and m, or with `swap_ab` false of m and n."""
     record = kernel(96, "splitk")
-    return replace(record, config=record.config | {"max_splits": 4, "shares": "columns", "swap_ab": swap_ab})
+    return replace(record, config=record.config | {"splits": [1, 2, 3, 4], "shares": "columns", "swap_ab": swap_ab})
 
 
 def test_only_blocks_that_share_columns_split_k_three_ways() -> None:
-    of_warps = replace(kernel(96, "splitk"), config=kernel(96, "splitk").config | {"max_splits": 4})
+    of_warps = replace(kernel(96, "splitk"), config=kernel(96, "splitk").config | {"splits": [1, 2, 4]})
     assert why_not(sharing_columns(swap_ab=True), 4096, 3) is None
-    assert "splits=3 must be a power of two" in why_not(of_warps, 4096, 3)
+    assert "splits=3 must be one of 1, 2, 4 for kernel" in why_not(of_warps, 4096, 3)
     assert splits_to_time(sharing_columns(swap_ab=True), 96, 4096, 4096, 132) == [1, 2, 3, 4]
     assert splits_to_time(of_warps, 96, 4096, 4096, 132) == [1, 2, 4]
 

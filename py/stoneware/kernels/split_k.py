@@ -6,7 +6,8 @@ torch.
 
 from __future__ import annotations
 
-from stoneware.kernels.config import SPLITS
+from collections.abc import Sequence
+
 from stoneware.kernels.manifest import KernelRecord
 
 SCHEDULE = "splitk"
@@ -38,26 +39,23 @@ def why_not(kernel: KernelRecord, k: int, splits: int) -> str | None:
         return None
     if not is_split_k(kernel):
         return f"kernel {kernel.id!r} cannot split k, and splits={splits}; use splits=1"
-    most = _most_splits(kernel, k)
+    most = min(max(_runs(kernel)), -(-k // kernel.config["tile"][2]))
     if splits > most:
         return f"splits={splits} must be at most {most} for kernel {kernel.id!r} at k={k}"
-    if not _runs(kernel, splits):
-        power = 1 << (splits.bit_length() - 1)
-        return f"splits={splits} must be a power of two for kernel {kernel.id!r}; use splits={power}"
+    if splits not in _runs(kernel):
+        known = ", ".join(map(str, _runs(kernel)))
+        return f"splits={splits} must be one of {known} for kernel {kernel.id!r}; use one of them"
     return None
+
+
+def _runs(kernel: KernelRecord) -> Sequence[int]:
+    """The splits that a kernel runs with: of those that share warps the powers of two, of those that share columns all
+    whose sums have room in shared memory."""
+    return kernel.config["splits"]
 
 
 def _shares_columns(kernel: KernelRecord) -> bool:
     return kernel.config.get("shares") == "columns"
-
-
-def _runs(kernel: KernelRecord, splits: int) -> bool:
-    """Whether blocks can share a tile so: its warps only halve, its columns divide in any way."""
-    return _shares_columns(kernel) or splits & (splits - 1) == 0
-
-
-def _most_splits(kernel: KernelRecord, k: int) -> int:
-    return min(kernel.config["max_splits"], -(-k // kernel.config["tile"][2]))
 
 
 def splits_to_time(kernel: KernelRecord, m: int, n: int, k: int, num_sms: int) -> list[int]:
@@ -73,8 +71,8 @@ def splits_to_time(kernel: KernelRecord, m: int, n: int, k: int, num_sms: int) -
     num_rows, num_columns = (n, m) if kernel.config.get("swap_ab") else (m, n)
     clusters = -(-num_rows // (rows * along_rows)) * -(-num_columns // (columns * along_columns))
     tiles = clusters * along_rows * along_columns
-    most = min(_most_splits(kernel, k), -(-k // tile_k) // _LEAST_STEPS)
-    runs = [splits for splits in SPLITS if splits == 1 or (splits <= most and _runs(kernel, splits))]
+    most = -(-k // tile_k) // _LEAST_STEPS
+    runs = [splits for splits in _runs(kernel) if splits <= max(most, 1)]
     at_once = num_sms * (1 if _shares_columns(kernel) else _MAX_BLOCKS_PER_SM)
     worth = [
         splits
