@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoneware.kernels.config import Config, KernelConfig
-from stoneware.tuning.choose import BAND, LONG_BAND, LONG_US, choose, is_slower
+from stoneware.tuning.choose import BAND, choose, is_slower
 
 BIG, TINY, TRITON = small.sm90(small.BIG), small.sm90(small.TINY), small.triton()
 
@@ -57,20 +57,12 @@ def test_what_is_faster_by_more_than_the_band_is_chosen_whatever_its_spread():
     assert is_slower(timed[1], timed[0]) and not is_slower(timed[0], timed[1])
 
 
-def test_long_products_tie_with_the_vendor_in_a_wider_band():
-    for fastest_us, expected in ((LONG_US - 1, BIG), (LONG_US, small.VENDOR)):
-        timed = [Timed(BIG, fastest_us), Timed(small.VENDOR, fastest_us * 1.05)]
-        ordered, rule = choose(timed, [BIG])
-        assert ordered[0].config == expected
-        assert is_slower(timed[1], timed[0]) == (expected == BIG)
-    assert rule == "torch's kernel of those that take at most 6% longer than the fastest of 2"
-    timed = [Timed(BIG, LONG_US), Timed(small.VENDOR, LONG_US * 1.07)]
-    assert choose(timed, [])[0][0].config == BIG
-
-
-def test_long_products_of_ours_tie_in_the_narrow_band():
-    timed = [Timed(BIG, LONG_US), Timed(TINY, LONG_US * 1.05), Timed(small.VENDOR, LONG_US * 1.1)]
-    assert choose(timed, [TINY, BIG])[0][0].config == BIG
+@pytest.mark.parametrize("vendor_us", [10.0, 1000.0])
+def test_tie_with_the_vendor_is_ours_at_every_length(vendor_us):
+    ordered, rule = choose([Timed(BIG, vendor_us * 1.029), Timed(small.VENDOR, vendor_us)])
+    assert ordered[0].config == BIG
+    assert rule == "the preferred one of those that take at most 3% longer than the fastest of 2"
+    assert choose([Timed(BIG, vendor_us * 1.031), Timed(small.VENDOR, vendor_us)])[0][0].config == small.VENDOR
 
 
 def test_configs_of_decorated_kernels_tie_by_their_order():
@@ -109,10 +101,7 @@ def test_chosen_is_no_slower_than_fastest_canonical_or_vendor_by_more_than_a_tie
     chosen = ordered[0]
 
     def ties(other):
-        is_long = other.median_us >= LONG_US
-        with_vendor = (chosen.config == small.VENDOR) != (other.config == small.VENDOR)
-        band = LONG_BAND if is_long and with_vendor else BAND
-        return chosen.median_us <= other.median_us * (1 + band)
+        return chosen.median_us <= other.median_us * (1 + BAND)
 
     fastest_us = min(one.median_us for one in timed)
     assert any(ties(other) for other in timed if other.median_us == fastest_us)

@@ -2,10 +2,9 @@
 
 The next tune of the same shapes gives other medians. A choice by noise would differ from one table
 to the next and from one rank to another. So candidates that take at most a band longer than the
-fastest tie with it (BAND, LONG_BAND), and the first of them in canonical order is chosen: our
-kernels, in the order of the op's heuristic and then of their configs, before the vendor library. A
-call of ours takes less time on the host, and has the same order of sums at every m. From LONG_US on
-the host does not matter, and the vendor library comes first.
+fastest tie with it (BAND), and the first of them in canonical order is chosen: our kernels, in the
+order of the op's heuristic and then of their configs, before the vendor library. A call of ours
+takes less time on the host, and has the same order of sums at every m.
 
 So the choice is never slower than the default or the vendor library by more than the band.
 """
@@ -18,11 +17,7 @@ from typing import Protocol, TypeVar
 from stoneware.kernels.config import VENDOR, AnyConfig
 
 BAND = 0.03
-
-LONG_US = 400.0
-LONG_BAND = 0.06
-"""Between the vendor library and another, where the fastest takes LONG_US or more: how they compare
-depends on the clock there, which a tune lowers by heat. For both: docs/design/table.md."""
+"""Why so much: docs/design/table.md."""
 
 
 class Timed(Protocol):
@@ -55,11 +50,10 @@ def choose(candidates: Sequence[Candidate], preferred: Sequence[AnyConfig] = ())
     if not candidates:
         raise ValueError("candidates=[] must be at least one; leave out problems without timings")
     rank = {config: position for position, config in enumerate(preferred)}
-    is_long = min(candidate.median_us for candidate in candidates) >= LONG_US
 
     def order(candidate: Candidate) -> tuple[bool, int, AnyConfig]:
         config = candidate.config
-        return is_vendor(config) != is_long, rank.get(config, len(rank)), config
+        return is_vendor(config), rank.get(config, len(rank)), config
 
     by_time = sorted(candidates, key=lambda candidate: (candidate.median_us, order(candidate)))
     fastest = by_time[0]
@@ -67,10 +61,7 @@ def choose(candidates: Sequence[Candidate], preferred: Sequence[AnyConfig] = ())
     if chosen is fastest:
         rule = f"the fastest of {len(by_time)}"
     else:
-        which = "torch's kernel" if is_vendor(chosen.config) else "the preferred one"
-        rule = (
-            f"{which} of those that take at most {_band(chosen, fastest):.0%} longer than the fastest of {len(by_time)}"
-        )
+        rule = f"the preferred one of those that take at most {BAND:.0%} longer than the fastest of {len(by_time)}"
     return (chosen, *(candidate for candidate in by_time if candidate is not chosen)), rule
 
 
@@ -81,9 +72,4 @@ def is_vendor(config: AnyConfig) -> bool:
 
 def is_slower(candidate: Timed, other: Timed) -> bool:
     """Whether `candidate` took longer than `other` by more than a tie."""
-    return candidate.median_us > other.median_us * (1 + _band(candidate, other))
-
-
-def _band(candidate: Timed, other: Timed) -> float:
-    is_long = other.median_us >= LONG_US
-    return LONG_BAND if is_long and is_vendor(candidate.config) != is_vendor(other.config) else BAND
+    return candidate.median_us > other.median_us * (1 + BAND)
