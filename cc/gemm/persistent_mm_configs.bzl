@@ -49,7 +49,6 @@ _FITTED_16_BIT = [
     ((64, 144), 7, True, "columns"),
     ((64, 168), 7, True, "columns"),
     ((64, 200), 6, True, "warps"),
-    ((64, 240), 5, True, "warps"),
     ((128, 72), 8, True, "warps"),
     ((128, 80), 7, True, "warps"),
     ((128, 88), 7, True, "warps"),
@@ -126,7 +125,6 @@ _CLUSTERS = {
         ((64, 80), 12, True, (4, 2), 1),
         ((192, 176), 4, True, (2, 1), 1),
         ((128, 176), 5, False, (2, 1), 1),
-        ((128, 144), 6, False, (4, 2), 1),
     ],
     "scaled_mm": [
         ((64, 64), 12, True, (1, 1), 8),
@@ -314,7 +312,7 @@ PERSISTENT_MM_SM90 = [
         ((192, 176, 64), 4, 3, False),
     ]
 ] + [
-    # Few tiles and a long k, as of routers and keys of grouped heads.
+    # Few tiles and a long k: routers, keys of grouped heads.
     persistent_mm_config(
         op = op,
         dtype = dtype,

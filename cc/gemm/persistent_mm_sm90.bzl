@@ -327,7 +327,7 @@ def _splits(config):
     return [x for x in [1, 2, 4] if x <= config.max_splits]
 
 def _column_bytes(config, splits):
-    """The partial sums of a block and those that arrive, if so many blocks share the columns of a tile."""
+    """Bytes of a block's partial sums and of those that arrive, if `splits` blocks share the columns of a tile."""
     groups = _ceil_div(config.tile[1], _GROUP_COLUMNS)
     arriving = _ceil_div(groups, splits) * (splits - 1)
     return (groups + arriving) * _GROUP_COLUMNS * config.tile[0] * 4
