@@ -137,10 +137,21 @@ def sharing_columns(*, swap_ab: bool) -> KernelRecord:
     return replace(record, config=record.config | {"splits": [1, 2, 3, 4], "shares": "columns", "swap_ab": swap_ab})
 
 
+def test_only_splits_that_run_at_this_k_are_proposed() -> None:
+    record = kernel(64, "splitk")
+    with_hole = replace(record, config=record.config | {"splits": [1, 2, 3, 4, 5, 8], "shares": "columns"})
+    tile_k = record.config["tile"][2]
+    assert "must be one of 1, 2, 3, 4, 5, 8 for" in why_not(with_hole, 8 * tile_k, 7)
+    assert why_not(with_hole, 8 * tile_k, 7).endswith("use splits=5")
+    # Blocks share whole tiles of k: with seven, eight blocks cannot.
+    assert "splits=7 must be at most 5" in why_not(with_hole, 7 * tile_k, 7)
+
+
 def test_only_blocks_that_share_columns_split_k_three_ways() -> None:
     of_warps = replace(kernel(96, "splitk"), config=kernel(96, "splitk").config | {"splits": [1, 2, 4]})
     assert why_not(sharing_columns(swap_ab=True), 4096, 3) is None
     assert "splits=3 must be one of 1, 2, 4 for kernel" in why_not(of_warps, 4096, 3)
+    assert why_not(of_warps, 4096, 3).endswith("at k=4096; use splits=2")
     assert splits_to_time(sharing_columns(swap_ab=True), 96, 4096, 4096, 132) == [1, 2, 3, 4]
     assert splits_to_time(of_warps, 96, 4096, 4096, 132) == [1, 2, 4]
 

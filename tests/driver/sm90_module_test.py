@@ -10,6 +10,7 @@ _WIDE = "scaled_mm_sm90_e4m3_e4m3_bf16_128x192x128_2x1x1_pingpong"
 _SPLIT_K = "scaled_mm_sm90_e4m3_e4m3_bf16_64x64x256_1x1x1_splitk1x6_swap"
 _SPLIT_K_TWO_GROUPS = "scaled_mm_sm90_e4m3_e4m3_bf16_128x64x128_1x1x1_splitk2x8_swap"
 _SHARES_COLUMNS = "scaled_mm_sm90_e4m3_e4m3_bf16_64x104x128_1x1x1_splitk1x10_swap_columns"
+_SHARES_COLUMNS_EIGHT_WAYS = "scaled_mm_sm90_e4m3_e4m3_bf16_64x64x128_1x1x1_splitk1x12_swap_columns8"
 _ONE_BOX = "scaled_mm_sm90_e4m3_e4m3_fp16_128x192x128_1x1x1_persistent2x5_swap"
 _PERSISTENT = "scaled_mm_sm90_e4m3_e4m3_bf16_128x224x128_1x1x1_persistent2x4"
 
@@ -89,6 +90,7 @@ report([fake.calls("cuLaunchKernelEx"), entries["{_WIDE}"]])
         (_SHARES_COLUMNS, 1, 64, 104, ["64,64", "64,40"], "8,1,1", "0,0,0", 160),
         (_SHARES_COLUMNS, 3, 64, 104, ["64,40"], "24,1,1", "3,1,1", 160),
         (_SHARES_COLUMNS, 4, 64, 104, ["64,40"], "32,1,1", "4,1,1", 160),
+        (_SHARES_COLUMNS_EIGHT_WAYS, 6, 64, 64, [], "96,1,1", "6,1,1", 160),
         (_SPLIT_K_TWO_GROUPS, 1, 128, 64, ["64,64"], "8,1,1", "0,0,0", 384),
         (_SPLIT_K_TWO_GROUPS, 2, 128, 64, ["64,64"], "16,1,1", "2,1,1", 384),
         (_ONE_BOX, 1, 128, 192, ["64,64"], "4,1,1", "0,0,0", 384),
@@ -169,6 +171,27 @@ report(error_of(module.Plan, "{kernel}", {_PROBLEM}, splits={splits}))
     """)
     assert error["type"] == "ValueError"
     assert f"kernel {kernel} cannot compute" in error["message"]
+
+
+def test_a_plan_takes_the_splits_that_the_manifest_lists(run_with_fake: Any) -> None:
+    listed_and_taken = run_with_fake(f"""{_PRELUDE}
+from stoneware.kernels import manifest, split_k
+scales = {{"matmul": [], "scaled_mm": ["scale_a", "scale_b"]}}
+problem = dict(m=512, n=512, k=8192, lda=8192, ldb=8192, ldd=8192, device=0, num_sms=132)
+def takes(kernel, splits):
+    names = scales[kernel.op]
+    try:
+        module.Plan(
+            kernel.id, tensors=["a", "b", "out", *names, "bias"], splits=splits, **problem, **dict.fromkeys(names, "row")
+        )
+    except ValueError:
+        return False
+    return True
+kernels = [kernel for kernel in manifest.packaged().kernels.values() if split_k.is_split_k(kernel)]
+report([(kernel.id, kernel.config["splits"], [n for n in range(1, 9) if takes(kernel, n)]) for kernel in kernels])
+    """)
+    assert any(listed == [1, 2, 3, 4, 5, 8] for _, listed, _ in listed_and_taken)
+    assert [(kernel, listed) for kernel, listed, taken in listed_and_taken if listed != taken] == []
 
 
 @pytest.mark.parametrize("size", ["m", "n", "k"])

@@ -39,18 +39,19 @@ def why_not(kernel: KernelRecord, k: int, splits: int) -> str | None:
         return None
     if not is_split_k(kernel):
         return f"kernel {kernel.id!r} cannot split k, and splits={splits}; use splits=1"
-    most = min(max(_runs(kernel)), -(-k // kernel.config["tile"][2]))
-    if splits > most:
-        return f"splits={splits} must be at most {most} for kernel {kernel.id!r} at k={k}"
-    if splits not in _runs(kernel):
-        known = ", ".join(map(str, _runs(kernel)))
-        return f"splits={splits} must be one of {known} for kernel {kernel.id!r}; use one of them"
+    runs = [number for number in _runs(kernel) if number <= -(-k // kernel.config["tile"][2])]
+    if splits > runs[-1]:
+        return f"splits={splits} must be at most {runs[-1]} for kernel {kernel.id!r} at k={k}"
+    if splits not in runs:
+        nearest = max(number for number in runs if number < splits)
+        all_runs = ", ".join(map(str, runs))
+        return f"splits={splits} must be one of {all_runs} for kernel {kernel.id!r} at k={k}; use splits={nearest}"
     return None
 
 
 def _runs(kernel: KernelRecord) -> Sequence[int]:
-    """The splits that a kernel runs with: of those that share warps the powers of two, of those that share columns all
-    whose sums have room in shared memory."""
+    """The splits that a kernel runs with, from 1 up: powers of two if blocks share warps; if they share columns, every
+    number whose partial sums fit in shared memory."""
     return kernel.config["splits"]
 
 
