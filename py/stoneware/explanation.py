@@ -178,7 +178,7 @@ def _choice_json(choice: Choice, chosen: Choice) -> dict[str, Any]:
 
 
 def kernel_in_words(config: AnyConfig) -> str:
-    """A config in words, such as "sm90: tile 64x16x256, 9 stages, operands swapped"; of a kernel that this
+    """A config in words, such as "sm90: tile 64x16x256, 9 stages, swap AB"; of a kernel that this
     build lacks, only the name."""
     if isinstance(config, KernelConfig):
         return str(config)
@@ -188,15 +188,15 @@ def kernel_in_words(config: AnyConfig) -> str:
     words = [f"tile {'x'.join(map(str, parameters['tile']))}"] if "tile" in parameters else [config.kernel]
     if (cluster := parameters.get("cluster", [1, 1])[:2]) != [1, 1]:
         words.append(f"cluster {'x'.join(map(str, cluster))}")
-    # A "splitk" kernel shares k only if the config has splits.
-    if (schedule := parameters.get("schedule", "splitk")) != "splitk":
+    # "persistent" and "splitk" are one family (kernels/split_k.py), which shares k only if the config has splits.
+    if (schedule := parameters.get("schedule", "splitk")) not in ("persistent", "splitk"):
         words.append("warp-specialized" if schedule == "warpspecialized" else schedule)
     if stages := parameters.get("stages") or parameters.get("num_stages"):
         words.append(f"{stages} stages")
     if warps := parameters.get("num_warps"):
         words.append(f"{warps} warps")
     if parameters.get("swap_ab"):
-        words.append("operands swapped")
+        words.append("swap AB")
     if parameters.get("accumulation") == "slow":
         words.append("float32 accumulation")
     if config.splits != 1:

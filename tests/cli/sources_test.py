@@ -109,7 +109,7 @@ def test_diff_says_kernels_in_words_and_fits_a_terminal(package, h200, tmp_path,
     )
     code, out, _ = stoneware(capsys, "diff", h200, other)
     assert code == exit_codes.FINDINGS and max(map(len, out.splitlines())) <= 80
-    assert "A     10.00 us  sm90: tile 64x16x256, warp-specialized, operands swapped\n" in out
+    assert "A     10.00 us  sm90: tile 64x16x256, warp-specialized, swap AB\n" in out
     assert "B      9.00 us  sm90: scaled_mm_sm90_e4m3_e4m3_bf16_1x1x1" in out  # not of this build
     assert "B      1.00 us  BLOCK=128 num_warps=4" in out
 

@@ -43,8 +43,8 @@ def kernels(monkeypatch):
 @pytest.mark.parametrize(
     ("kernel", "knobs", "words"),
     [
-        (LONG_ID, {}, "tile 64x16x256, 5 stages, operands swapped"),
-        (LONG_ID, {"splits": 4}, "tile 64x16x256, 5 stages, operands swapped, k split 4 ways"),
+        (LONG_ID, {}, "tile 64x16x256, 5 stages, swap AB"),
+        (LONG_ID, {"splits": 4}, "tile 64x16x256, 5 stages, swap AB, k split 4 ways"),
         (
             "slow",
             {"max_swizzle": 8, "raster": "along_m"},

@@ -112,7 +112,7 @@ def _verdict_html(device: DeviceMeasurements, anchor: str, sections: Sequence[Se
             _legend(),
             "<p>A cell is torch's time divided by the time of the kernel that Stoneware chooses, the geometric mean "
             "over the problems of the band: above 1 Stoneware is faster. All are shapes that were measured. There "
-            "Stoneware chooses the fastest kernel, torch's own included, and torch's own if it is as fast. "
+            "Stoneware chooses the fastest kernel, torch's own included, and its own if it is as fast. "
             "&ldquo;Any scales&rdquo; compares with torch's fastest kernel for the same sizes and dtypes, which "
             "may need coarser scales than the op has; it counts problems at which torch was measured with tensor "
             "scales too.</p>",
