@@ -61,7 +61,7 @@ def test_what_is_faster_by_more_than_the_band_is_chosen_whatever_its_spread():
 def test_tie_with_the_vendor_is_ours_at_every_length(vendor_us):
     ordered, rule = choose([Timed(BIG, vendor_us * 1.029), Timed(small.VENDOR, vendor_us)])
     assert ordered[0].config == BIG
-    assert rule == "the preferred one of those that take at most 3% longer than the fastest of 2"
+    assert rule == "the preferred one within 3% of the fastest of 2"
     assert choose([Timed(BIG, vendor_us * 1.031), Timed(small.VENDOR, vendor_us)])[0][0].config == small.VENDOR
 
 

@@ -61,7 +61,7 @@ def choose(candidates: Sequence[Candidate], preferred: Sequence[AnyConfig] = ())
     if chosen is fastest:
         rule = f"the fastest of {len(by_time)}"
     else:
-        rule = f"the preferred one of those that take at most {BAND:.0%} longer than the fastest of {len(by_time)}"
+        rule = f"the preferred one within {BAND:.0%} of the fastest of {len(by_time)}"
     return (chosen, *(candidate for candidate in by_time if candidate is not chosen)), rule
 
 
