@@ -176,14 +176,13 @@ report(error_of(module.Plan, "{kernel}", {_PROBLEM}, splits={splits}))
 def test_a_plan_takes_the_splits_that_the_manifest_lists(run_with_fake: Any) -> None:
     listed_and_taken = run_with_fake(f"""{_PRELUDE}
 from stoneware.kernels import manifest, split_k
-scales = {{"matmul": [], "scaled_mm": ["scale_a", "scale_b"]}}
 problem = dict(m=512, n=512, k=8192, lda=8192, ldb=8192, ldd=8192, device=0, num_sms=132)
 def takes(kernel, splits):
-    names = scales[kernel.op]
+    scales = {{}} if kernel.op == "matmul" else dict(scale_a="row", scale_b="row")
+    if kernel.config.get("scales") == "block":
+        scales = dict(scale_a="block_1x128", scale_b="block_128x128", ld_scale_a=512, ld_scale_b=4)
     try:
-        module.Plan(
-            kernel.id, tensors=["a", "b", "out", *names, "bias"], splits=splits, **problem, **dict.fromkeys(names, "row")
-        )
+        module.Plan(kernel.id, tensors=["a", "b", "out", *list(scales)[:2], "bias"], splits=splits, **problem, **scales)
     except ValueError:
         return False
     return True
