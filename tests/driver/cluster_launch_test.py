@@ -40,12 +40,12 @@ report([fake.calls("cuLaunchKernelEx"), queries])
 @pytest.mark.parametrize(
     ("kernel", "splits", "box_n", "box_m", "grid", "cluster"),
     [
-        # Two tiles of 128 along m and two of 192 along n: a block loads half of its rows of a and half
-        # of its columns of b.
-        ("matmul_sm90_bf16_bf16_bf16_128x192x64_2x2x1_persistent2x5", 1, 96, 64, "24,1,1", "4,1,1"),
+        # Two tiles of 128 along m and four of 96 along n: a block loads a fourth of its rows of a and
+        # half of its columns of b.
+        ("matmul_sm90_bf16_bf16_bf16_128x96x64_2x4x1_persistent2x7", 1, 48, 32, "48,1,1", "8,1,1"),
         ("matmul_sm90_bf16_bf16_bf16_128x96x64_1x4x1_persistent2x7", 1, 96, 32, "36,1,1", "4,1,1"),
-        # Swapped: 256 of n and 152 of m.
-        ("matmul_sm90_bf16_bf16_bf16_256x152x64_1x2x1_persistent2x4_swap", 1, 128, 152, "8,1,1", "2,1,1"),
+        # Swapped: 256 of n and 120 of m.
+        ("matmul_sm90_bf16_bf16_bf16_256x120x64_1x2x1_persistent2x4_swap", 1, 128, 120, "16,1,1", "2,1,1"),
         # Two tiles along m, each with k in four shares.
         ("matmul_sm90_bf16_bf16_bf16_128x128x64_2x1x1_splitk2x6_columns", 4, 64, 128, "128,1,1", "8,1,1"),
     ],
@@ -68,8 +68,8 @@ report([fake.calls("cuTensorMapEncodeTiled"), fake.calls("cuLaunchKernelEx")])
     [
         # b has five boxes of 32 columns, so four blocks each load a fourth of their k.
         ("tn_192x160x64_4x1x1_persistent3x4", ("32,16", _SWIZZLE_64B), ("64,64", _SWIZZLE_128B)),
-        # Swapped: of one box each, two blocks load halves of b, and four blocks fourths of a.
-        ("tn_64x64x64_4x2x1_persistent1x12_swap", ("64,32", _SWIZZLE_128B), ("64,16", _SWIZZLE_128B)),
+        # Swapped: of one box of a, four blocks load fourths; each loads its own b.
+        ("tn_64x64x64_4x1x1_persistent1x12_swap", ("64,64", _SWIZZLE_128B), ("64,16", _SWIZZLE_128B)),
         ("tn_128x160x64_4x1x1_persistent2x5", ("32,16", _SWIZZLE_64B), ("64,64", _SWIZZLE_128B)),
     ],
 )
