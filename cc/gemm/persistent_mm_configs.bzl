@@ -94,7 +94,8 @@ _BLOCK_SCALES = [
 # Clusters, where operands are to be read from L2 less often: for a short n, a long k, or rows that begin within a
 # line of L2. Blocks along the tile's m and n load operands for each other, and blocks may share k, where m and n have
 # few tiles. By op, (m, n) of the tile, stages, whether operands are swapped, blocks along m and n, and up to how many
-# of each share k.
+# of each share k. The last eight of matmul and the last five of scaled_mm are tiles and clusters of torch's kernels
+# (docs/design/clusters_sm90.md has how all were chosen).
 _CLUSTERS = {
     "matmul": [
         ((64, 64), 12, True, (1, 1), 8),
@@ -121,13 +122,11 @@ _CLUSTERS = {
         ((64, 168), 7, True, (4, 1), 1),
         ((128, 176), 5, True, (2, 1), 1),
         ((64, 104), 10, True, (4, 1), 1),
-        ((256, 160), 4, False, (1, 2), 1),
         ((64, 144), 8, False, (4, 1), 1),
         ((192, 160), 4, False, (1, 2), 1),
         ((128, 96), 7, False, (2, 4), 1),
         ((64, 80), 12, False, (2, 1), 1),
         ((128, 144), 6, False, (4, 1), 1),
-        ((64, 88), 11, True, (2, 1), 1),
     ],
     "scaled_mm": [
         ((64, 64), 12, True, (1, 1), 8),
@@ -136,7 +135,6 @@ _CLUSTERS = {
         ((192, 128), 4, False, (1, 1), 8),
         ((128, 128), 6, False, (2, 1), 4),
         ((128, 128), 6, False, (1, 2), 1),
-        ((128, 128), 6, False, (1, 4), 1),
         ((192, 96), 5, False, (1, 2), 1),
         ((192, 128), 4, False, (1, 2), 1),
         ((192, 176), 4, False, (1, 2), 1),
@@ -150,9 +148,6 @@ _CLUSTERS = {
         ((64, 144), 8, True, (4, 1), 1),
         ((128, 176), 5, True, (4, 1), 1),
         ((128, 240), 4, True, (2, 1), 1),
-        ((64, 80), 12, False, (4, 1), 1),
-        ((128, 160), 6, True, (2, 1), 1),
-        ((64, 120), 9, True, (2, 1), 1),
     ],
 }
 

@@ -2,7 +2,7 @@
 
 # Layouts nn and tn of bf16: (m, n) of the tile, stages, whether operands are swapped, blocks along m and n, and up to how
 # many blocks share k. Where the tile's columns run fastest in memory, they are a multiple of 32. docs/design/layouts_sm90.md
-# has how they were chosen.
+# and clusters_sm90.md have how they were chosen.
 LAYOUT_TILES = {
     "nn": [
         ((64, 72), 12, True, (1, 1), 1),
@@ -38,26 +38,20 @@ LAYOUT_TILES = {
         ((128, 144), 5, True, (2, 1), 4),
         ((128, 128), 6, False, (1, 1), 8),
         ((64, 104), 10, True, (4, 2), 1),
-        ((64, 152), 8, True, (2, 1), 4),
         ((128, 112), 6, True, (4, 2), 1),
         ((128, 176), 5, True, (4, 1), 1),
         ((128, 216), 4, True, (2, 1), 4),
         ((128, 232), 4, True, (2, 1), 1),
         ((128, 248), 4, True, (2, 1), 1),
         ((192, 144), 4, True, (1, 2), 4),
-        ((192, 176), 4, True, (2, 1), 1),
-        ((64, 32), 12, False, (4, 1), 1),
         ((64, 64), 12, True, (1, 1), 8),
         ((64, 120), 9, True, (4, 1), 1),
         ((128, 80), 8, True, (1, 4), 1),
         ((128, 136), 6, True, (4, 1), 1),
-        ((64, 64), 12, True, (1, 4), 1),
         ((192, 112), 5, True, (1, 2), 1),
         ((128, 160), 5, False, (2, 1), 4),
         ((192, 160), 4, False, (1, 2), 1),
-        ((64, 160), 7, False, (4, 1), 1),
         ((128, 176), 5, True, (2, 1), 1),
-        ((64, 64), 12, True, (4, 1), 1),
     ],
     "tn": [
         ((64, 64), 12, False, (1, 1), 8),
@@ -90,8 +84,6 @@ LAYOUT_TILES = {
         ((192, 96), 5, False, (1, 1), 1),
         ((64, 32), 12, False, (1, 4), 1),
         ((256, 128), 4, True, (2, 1), 1),
-        ((128, 96), 7, False, (2, 4), 1),
-        ((64, 160), 7, False, (4, 1), 1),
         ((256, 160), 4, True, (1, 2), 1),
         ((128, 128), 7, True, (2, 4), 1),
         ((64, 64), 12, True, (4, 1), 1),
