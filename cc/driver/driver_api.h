@@ -41,9 +41,18 @@ namespace stoneware::driver {
   ENTRY(cuTensorMapEncodeTiled, 12000)                     \
   ENTRY(cuTensorMapEncodeIm2col, 12000)                    \
   ENTRY(cuTensorMapReplaceAddress, 12000)                  \
+  ENTRY(cuMemAlloc, 3020)                                  \
   ENTRY(cuMemsetD8Async, 3020)                             \
   ENTRY(cuMemsetD16Async, 3020)                            \
-  ENTRY(cuMemsetD32Async, 3020)
+  ENTRY(cuMemsetD32Async, 3020)                            \
+  ENTRY(cuStreamCreate, 2000)                              \
+  ENTRY(cuStreamDestroy, 4000)                             \
+  ENTRY(cuStreamGetCaptureInfo, 12030)                     \
+  ENTRY(cuStreamGetId, 12000)                              \
+  ENTRY(cuStreamSynchronize, 2000)                         \
+  ENTRY(cuThreadExchangeStreamCaptureMode, 10010)          \
+  ENTRY(cuUserObjectCreate, 11030)                         \
+  ENTRY(cuGraphRetainUserObject, 11030)
 
 // The oldest driver that has every entry point above, as cuDriverGetVersion counts.
 inline constexpr int kMinimumDriverVersion = 12040;

@@ -26,6 +26,9 @@ struct State {
   std::map<std::string, CUresult> failures;
   std::vector<size_t> parameter_bytes;
   std::map<int, CUcontext> primary;
+  std::uintptr_t allocated = 0;  // bytes, of device memory that is only an address
+  CUgraph capturing = nullptr;   // what every stream captures into
+  std::multimap<CUgraph, CUuserObject> owned;
   unsigned long long num_contexts = 0;
 
   const int version = std::stoi(Environment("FAKE_LIBCUDA_VERSION", "13000"));
