@@ -303,11 +303,7 @@ PyObject* FastCall::Run(const MadePlan& made, PyObject* const* arguments, Tensor
       outs[launch.result] = std::move(returned);
       continue;
     }
-    std::array<void*, kMaxTensors> addresses;
-    for (std::size_t i = 0; i < launch.tensors.size(); ++i) {
-      addresses[i] = views[launch.tensors[i]].address();
-    }
-    if (launch.native->launch(launch.native, addresses.data(), stream) != 0) return nullptr;
+    if (!LaunchNative(made, launch, views, stream)) return nullptr;
   }
   if (signature_.num_results == 1) return outs[signature_.outs[0]].release().ptr();
   const auto num_results = static_cast<Py_ssize_t>(signature_.num_results);
@@ -316,6 +312,40 @@ PyObject* FastCall::Run(const MadePlan& made, PyObject* const* arguments, Tensor
     PyTuple_SetItem(all.ptr(), i, outs[signature_.outs[i]].release().ptr());
   }
   return all.release().ptr();
+}
+
+bool FastCall::LaunchNative(const MadePlan& made, const Launch& launch, const TensorView* views,
+                            void* stream) const {
+  std::array<void*, kMaxTensors + 1> addresses;
+  const std::size_t num_tensors = launch.tensors.size();
+  for (std::size_t i = 0; i < num_tensors; ++i) {
+    addresses[i] = views[launch.tensors[i]].address();
+  }
+  nb::object workspace;  // torch's allocator gives it to later work on this stream
+  if (launch.workspace) {
+    bool is_error = false;
+    PyObject* empty_strided = EmptyStrided(views[0].device, &is_error);
+    if (is_error) return false;
+    TensorView view;
+    workspace = Allocate(made, *launch.workspace, empty_strided, &view);
+    if (!workspace) return false;
+    addresses[num_tensors] = view.address();
+  }
+  return launch.native->launch(launch.native, addresses.data(), stream) == 0;
+}
+
+nb::object FastCall::Allocate(const MadePlan& made, const Output& output, PyObject* empty_strided,
+                              TensorView* view) const {
+  const auto& [shape, strides, dtype] = output;
+  PyObject* const values[] = {shape.ptr(), strides.ptr(), dtype.ptr(), made.device.ptr()};
+  nb::object tensor;
+  if (empty_strided != nullptr) {
+    tensor = nb::steal(PyObject_Vectorcall(empty_strided, values, 3, nullptr));
+  } else if (const nb::object keywords = nb::steal(Py_BuildValue("(ss)", "dtype", "device"))) {
+    tensor = nb::steal(PyObject_Vectorcall(torch_.empty_strided.ptr(), values, 2, keywords.ptr()));
+  }
+  if (tensor && api_.view_from_py_object(tensor.ptr(), view) != 0) return nb::object();
+  return tensor;
 }
 
 bool FastCall::Outputs(const MadePlan& made, PyObject* const* arguments, TensorView* views,
@@ -341,24 +371,11 @@ bool FastCall::Outputs(const MadePlan& made, PyObject* const* arguments, TensorV
   bool is_error = false;
   PyObject* empty_strided = EmptyStrided(views[0].device, &is_error);
   if (is_error) return false;
-  const nb::object keywords =
-      empty_strided == nullptr ? nb::steal(Py_BuildValue("(ss)", "dtype", "device")) : nb::object();
-  if (empty_strided == nullptr && !keywords) return false;
-  const auto allocate = [&](const Output& output, TensorView* view) {
-    const auto& [shape, strides, dtype] = output;
-    PyObject* const values[] = {shape.ptr(), strides.ptr(), dtype.ptr(), made.device.ptr()};
-    nb::object tensor =
-        nb::steal(empty_strided != nullptr
-                      ? PyObject_Vectorcall(empty_strided, values, 3, nullptr)
-                      : PyObject_Vectorcall(torch_.empty_strided.ptr(), values, 2, keywords.ptr()));
-    if (tensor && api_.view_from_py_object(tensor.ptr(), view) != 0) return nb::object();
-    return tensor;
-  };
   std::size_t num_allocated = signature_.outs.size();
   if (made.workspace && !has_any_in_between) {
     num_allocated = signature_.num_results;
     TensorView whole;
-    *workspace = allocate(*made.workspace, &whole);
+    *workspace = Allocate(made, *made.workspace, empty_strided, &whole);
     if (!*workspace) return false;
     for (std::size_t i = 0; i < made.offsets.size(); ++i) {
       TensorView& view = views[signature_.outs[num_allocated + i]];
@@ -369,7 +386,7 @@ bool FastCall::Outputs(const MadePlan& made, PyObject* const* arguments, TensorV
   for (std::size_t i = 0; i < num_allocated; ++i) {
     const int position = signature_.outs[i];
     if (outs[position] || (made.returned >> position & 1) != 0) continue;
-    outs[position] = allocate(made.outputs[i], &views[position]);
+    outs[position] = Allocate(made, made.outputs[i], empty_strided, &views[position]);
     if (!outs[position]) return false;
   }
   return true;

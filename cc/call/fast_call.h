@@ -166,6 +166,13 @@ class FastCall {
                nb::object* outs, nb::object* workspace) const;
   // What allocates on the device without torch's parsing of arguments, or nullptr.
   PyObject* EmptyStrided(const TensorDevice& device, bool* is_error) const;
+  // A new tensor on the call's device, and its view; `empty_strided` as above. Empty with an
+  // exception.
+  nb::object Allocate(const MadePlan& made, const Output& output, PyObject* empty_strided,
+                      TensorView* view) const;
+  // Queues a native launch; false with an exception.
+  bool LaunchNative(const MadePlan& made, const Launch& launch, const TensorView* views,
+                    void* stream) const;
 
   const Signature signature_;
   const TorchFunctions torch_;

@@ -50,11 +50,16 @@ bool ReadDirect(const Signature& signature, MadePlan* made) {
   }
   auto& [function, tensors] = direct;
   if (!ToPositions(signature, &tensors)) return false;
-  made->direct = {std::move(function), nullptr, std::move(tensors), -1};
+  made->direct = {std::move(function), nullptr, std::move(tensors), -1, std::nullopt};
   return true;
 }
 
-bool ReadLaunches(const Signature& signature, MadePlan* made) {
+// Memory as a tensor of bytes.
+Output Bytes(std::size_t number, nb::handle uint8) {
+  return {nb::make_tuple(number), nb::make_tuple(1), nb::borrow(uint8)};
+}
+
+bool ReadLaunches(const Signature& signature, nb::handle uint8, MadePlan* made) {
   if (made->direct.step && PyCallable_Check(made->plan.ptr()) == 0) return true;
   nb::object found = nb::steal(PyObject_GetAttrString(made->plan.ptr(), kNativeLaunchAttribute));
   if (!found && !PyErr_ExceptionMatches(PyExc_AttributeError)) return false;
@@ -105,7 +110,12 @@ bool ReadLaunches(const Signature& signature, MadePlan* made) {
     }
     result = results.empty() ? -1 : results[0];
     if (result >= 0) made->returned |= std::uint32_t{1} << result;
-    made->launches.push_back({std::move(step), native, std::move(tensors), result});
+    std::optional<Output> workspace;
+    if (native != nullptr && native->workspace_bytes != 0) {
+      workspace = Bytes(native->workspace_bytes, uint8);
+    }
+    made->launches.push_back(
+        {std::move(step), native, std::move(tensors), result, std::move(workspace)});
   }
   return true;
 }
@@ -147,7 +157,7 @@ bool PlaceInWorkspace(const Signature& signature, nb::handle uint8, MadePlan* ma
     end += (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
   }
   if (!made->offsets.empty()) {
-    made->workspace.emplace(nb::make_tuple(end), nb::make_tuple(1), nb::borrow(uint8));
+    made->workspace = Bytes(end, uint8);
   }
   return true;
 }
@@ -163,7 +173,7 @@ bool ReadPlan(nb::object returned, const Signature& signature, nb::handle uint8,
     return false;
   }
   std::tie(made->plan, made->is_kept, made->device, made->outputs) = std::move(parts);
-  return ReadDirect(signature, made) && ReadLaunches(signature, made) &&
+  return ReadDirect(signature, made) && ReadLaunches(signature, uint8, made) &&
          PlaceInWorkspace(signature, uint8, made);
 }
 

@@ -41,6 +41,7 @@ struct Launch {
   const NativeLaunch* native = nullptr;  // of the capsule `step`; nullptr: `step` is called
   std::vector<int> tensors;
   int result = -1;  // the position of the tensor that `step` returns; -1: it returns none
+  std::optional<Output> workspace;  // of `native`
 };
 
 // What `make` returned. A plan may go from the table while a call still runs it.

@@ -205,6 +205,7 @@ class Plan {
   }
 
   std::uint32_t num_tensors() const { return num_tensors_; }
+  std::size_t workspace_bytes() const { return 0; }
 
  private:
   using Positions = std::vector<std::pair<std::size_t, std::uint32_t>>;  // (parameter, tensor)

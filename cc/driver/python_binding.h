@@ -4,9 +4,11 @@
 // A Plan is a class with
 //
 //   std::uint32_t num_tensors() const;
+//   std::size_t workspace_bytes() const;
 //   void Launch(void* const* tensors, CUstream stream) const;
 //
-// Launch takes device addresses, nullptr for a tensor that is absent. It is called without the GIL:
+// Launch takes device addresses, nullptr for a tensor that is absent, and the workspace's behind
+// them unless that has 0 bytes. It is called without the GIL:
 // the driver may wait for room in the stream's queue, and a callback that frees some may need the
 // interpreter.
 
@@ -77,6 +79,7 @@ nb::capsule NativeLaunchOf(nb::handle owner) {
   auto launch = std::make_unique<PlanLaunch<Plan>>();
   launch->launch = &LaunchPlan<Plan>;
   launch->num_tensors = plan.num_tensors();
+  launch->workspace_bytes = plan.workspace_bytes();
   launch->plan = &plan;
   launch->owner = nb::borrow(owner);
   const call::NativeLaunch* shown = launch.get();
@@ -89,10 +92,11 @@ nb::capsule NativeLaunchOf(nb::handle owner) {
 
 template <class Plan>
 void Call(const Plan& plan, std::uint64_t stream, const std::vector<std::uint64_t>& addresses) {
-  if (addresses.size() != plan.num_tensors()) {
-    throw nb::type_error(("the plan takes " + std::to_string(plan.num_tensors()) +
-                          " addresses, but got " + std::to_string(addresses.size()) +
-                          "; pass one for each tensor, 0 for none")
+  const std::size_t takes = plan.num_tensors() + (plan.workspace_bytes() != 0 ? 1 : 0);
+  if (addresses.size() != takes) {
+    throw nb::type_error(("the plan takes " + std::to_string(takes) + " addresses, but got " +
+                          std::to_string(addresses.size()) +
+                          "; pass one for each tensor, 0 for none, and one of a workspace")
                              .c_str());
   }
   std::vector<void*> tensors;
@@ -108,10 +112,13 @@ void BindLaunches(nb::class_<Plan>& type) {
            "Queues the plan on a stream.\n\n"
            "Args:\n"
            "  stream: a CUstream as an int; 0 is the default stream.\n"
-           "  addresses: the device address of each tensor, 0 for none.\n\n"
+           "  addresses: the device address of each tensor, 0 for none, and behind them that of\n"
+           "    `workspace_bytes` at a multiple of 16 bytes, unless these are 0.\n\n"
            "Raises:\n"
            "  DriverError: the driver refused, or a cubin does not fit the device.\n"
            "  TypeError, ValueError: an address is missing or misaligned.")
+      .def_prop_ro("workspace_bytes", &Plan::workspace_bytes,
+                   "Bytes of memory that a launch needs for itself.")
       .def("native_launch", &NativeLaunchOf<Plan>, nb::is_method(),
            "A capsule by which another native module launches the plan (cc/call/native_launch.h).\n"
            "Keeps the plan alive.");

@@ -59,6 +59,8 @@ struct CutlassHost {
     return Cutlass::can_implement(arguments) && Cutlass::get_workspace_size(arguments) == 0;
   }
 
+  static std::size_t WorkspaceBytes(const GemmProblem&) { return 0; }
+
   static void Launch(const GemmProblem& problem, const GemmTensors& tensors, CUfunction function,
                      CUstream stream) {
     const host_adapter::DriverHostAdapter adapter(driver::DriverApi::Get(), function);

@@ -49,7 +49,7 @@ struct GemmProblem {
   int num_sms = 0;
   int max_swizzle = 1;
   Raster raster = Raster::kHeuristic;
-  int splits = 1;  // blocks that share the k of one output tile
+  int splits = 1;  // blocks, or clusters, that share the k of one output tile
   // Of block scales: from the scale of one row of a, or 128 columns of b, to the next.
   std::int64_t scale_a_stride_m = 1;
   std::int64_t scale_b_stride_n = 1;
@@ -73,6 +73,7 @@ struct GemmTensors {
   void* bias = nullptr;     // [n], of d's dtype; may be absent
   void* offsets = nullptr;  // [num_groups] int32, the row after each group's last (grouped_mm)
   const void* epilogue = nullptr;  // kEpilogueBytes on the host for an open kernel; else nullptr
+  void* workspace = nullptr;       // KernelEntry::workspace_bytes, whose content is not kept
 };
 
 struct KernelEntry {
@@ -88,8 +89,10 @@ struct KernelEntry {
   unsigned out_bytes;      // of an element of d
 
   bool (*can_implement)(const GemmProblem& problem);
-  // Queues the kernel in the current context. Throws driver::DriverError. No allocation;
-  // the first launches with clusters of more than two blocks query how many fit.
+  std::size_t (*workspace_bytes)(const GemmProblem& problem);
+  // Queues the kernel in the current context. Throws driver::DriverError. No allocation but of
+  // counters (cc/driver/counters.h); the first launches with clusters of more than two blocks query
+  // how many fit.
   void (*launch)(const GemmProblem& problem, const GemmTensors& tensors, CUfunction function,
                  CUstream stream);
 };
@@ -111,6 +114,7 @@ constexpr KernelEntry MakeKernelEntry(const char* image_begin, const char* image
       BytesOf(Config::kA),
       BytesOf(Config::kOut),
       &Host<Config>::CanImplement,
+      &Host<Config>::WorkspaceBytes,
       &Host<Config>::Launch,
   };
 }

@@ -121,7 +121,8 @@ Plan::Plan(std::string_view kernel, std::vector<void* GemmTensors::*> order,
     : entry_(FindKernel(kernel).entry),
       cubin_(FindKernel(kernel).cubin),
       order_(std::move(order)),
-      problem_(problem) {
+      problem_(problem),
+      workspace_bytes_(entry_.workspace_bytes(problem)) {
   CheckProblem();
 }
 
@@ -132,7 +133,8 @@ Plan::Plan(std::shared_ptr<LinkedKernel> linked, std::vector<void* GemmTensors::
       cubin_(linked_->cubin),
       order_(std::move(order)),
       problem_(problem),
-      epilogue_(std::move(epilogue)) {
+      epilogue_(std::move(epilogue)),
+      workspace_bytes_(entry_.workspace_bytes(problem)) {
   CheckProblem();
   CheckEpilogue();
 }
@@ -222,6 +224,7 @@ void Plan::CheckTensors(const GemmTensors& tensors) const {
   if (problem_.scale_b != Scale::kNone) CheckAddress("scale_b", tensors.scale_b, kScaleBytes);
   if (tensors.bias != nullptr) CheckAddress("bias", tensors.bias, entry().out_bytes);
   if (problem_.num_groups != 0) CheckAddress("offsets", tensors.offsets, sizeof(std::int32_t));
+  if (workspace_bytes_ != 0) CheckAddress("workspace", tensors.workspace, kTmaBytes);
 }
 
 void Plan::Launch(void* const* addresses, CUstream stream) const {
@@ -239,6 +242,7 @@ void Plan::Launch(void* const* addresses, CUstream stream) const {
     }
     tensors.epilogue = epilogue;
   }
+  if (workspace_bytes_ != 0) tensors.workspace = addresses[num_tensors()];
   if (problem_.scale_a == Scale::kNone) tensors.scale_a = nullptr;
   if (problem_.scale_b == Scale::kNone) tensors.scale_b = nullptr;
   CheckTensors(tensors);

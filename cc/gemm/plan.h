@@ -75,6 +75,10 @@ class Plan {
     return static_cast<std::uint32_t>(order_.size() + epilogue_.pointers.size());
   }
 
+  // If not 0, a launch has one address more, after those of its tensors: memory of that many bytes,
+  // at a multiple of 16, that is this launch's own until it is done.
+  std::size_t workspace_bytes() const { return workspace_bytes_; }
+
   // Queues the product on `stream`. Throws driver::DriverError, or std::invalid_argument if an
   // address is missing or misaligned. Thread-safe; of two concurrent launches one keeps its tensor
   // maps for the next launch.
@@ -93,6 +97,7 @@ class Plan {
   const std::vector<void* GemmTensors::*> order_;
   const GemmProblem problem_;
   const EpilogueArguments epilogue_;
+  const std::size_t workspace_bytes_;
 
   mutable std::mutex memo_mutex_;
   const std::unique_ptr<host_adapter::TensorMapMemo> memo_ =

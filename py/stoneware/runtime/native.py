@@ -49,10 +49,18 @@ def load(name: str) -> ModuleType:
 
 def plan(launch: Any, ordinal: int) -> Any:
     """A plan (`ops.backend.Plan`) from a native module's, on torch's current stream of its device."""
+    import torch
     from torch._C import _cuda_getCurrentRawStream as current_stream
 
+    num_bytes = launch.workspace_bytes
+
     def run(*tensors: torch.Tensor | None) -> None:
-        launch(current_stream(ordinal), [0 if tensor is None else tensor.data_ptr() for tensor in tensors])
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+        if num_bytes:
+            # Later work on this stream may have the memory.
+            workspace = torch.empty(num_bytes, dtype=torch.uint8, device=torch.device("cuda", ordinal))
+            addresses.append(workspace.data_ptr())
+        launch(current_stream(ordinal), addresses)
 
     # fast_call.cc gets it from a plan.
     run.native_launch = launch.native_launch()  # type: ignore[attr-defined]
