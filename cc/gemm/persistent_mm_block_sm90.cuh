@@ -18,8 +18,9 @@ inline constexpr unsigned kBarriersReadyForScales = 11;
 // Within the first warp group that multiplies; each further group has the next barrier.
 inline constexpr unsigned kAmongWarpGroup = 12;
 
-// This block's part of the work: some tiles of d, and all or a slice of their k. There is no
-// integer division: the first load would wait for its chain of some 20 instructions.
+// This block's part of the work: some tiles of d, and all or a slice of their k. kSplitsK: the
+// blocks of a cluster have slices; with kSharesGrid clusters may. There is no integer division: the
+// first load would wait for its chain of some 20 instructions.
 template <class Shape, bool kSplitsK>
 struct KSlice {
   // Blocks of a cluster that share a slice of k lie side by side.
@@ -40,6 +41,12 @@ struct KSlice {
       first_step = Share(params.num_k_tiles * rank);
       num_steps = Share(params.num_k_tiles * (rank + 1)) - first_step;
     }
+    if constexpr (Shape::kSharesGrid) {
+      params.splits(first_tile, rank, first_tile);
+      splits = params.splits.divisor;
+      first_step = Share(params.num_k_tiles * rank);
+      num_steps = Share(params.num_k_tiles * (rank + 1)) - first_step;
+    }
   }
 
   // The block of the cluster that has slice `other` of this block's tile.
@@ -51,7 +58,7 @@ struct KSlice {
 
   // A number divided by the splits, rounded down.
   __device__ int Share(int number) const {
-    if constexpr (Shape::kSharesColumns) {
+    if constexpr (Shape::kSharesColumns || Shape::kSharesGrid) {
       int share, left;
       params_.splits(share, left, number);
       return share;

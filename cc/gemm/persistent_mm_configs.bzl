@@ -9,6 +9,9 @@ load(":persistent_mm_sm90.bzl", "persistent_mm_config")
 # Tiles, with their stages, that leave no room in shared memory for partial sums.
 _UNSPLIT = [((128, 192, 128), 5)]
 
+# Up to how many blocks or clusters share the k of a tile -> what they share.
+_SHARES = {1: "warps", 4: "columns", 8: "columns", 16: "grid"}
+
 # Tiles that fit m above 96: (m, n) of the tile, stages, swap_ab, and what blocks share where some share
 # k. Stages are as many as fit, each of 128 bytes of k, and a tile has a warp group for each 64 of its m.
 # n is what m, or a half, a third and so on of m, needs. Chosen from all multiples of 8 with operands
@@ -116,7 +119,7 @@ _CLUSTERS = {
         ((128, 80), 8, True, (1, 2), 4),
         ((64, 152), 8, True, (1, 2), 4),
         ((64, 32), 12, False, (4, 1), 1),
-        ((64, 96), 10, False, (4, 1), 1),
+        ((64, 96), 10, False, (4, 1), 16),
         ((192, 176), 4, True, (2, 1), 1),
         ((128, 176), 5, False, (2, 1), 1),
         ((64, 168), 7, True, (4, 1), 1),
@@ -127,6 +130,16 @@ _CLUSTERS = {
         ((128, 96), 7, False, (2, 4), 1),
         ((64, 80), 12, False, (2, 1), 1),
         ((128, 144), 6, False, (4, 1), 1),
+        ((128, 96), 7, False, (1, 2), 16),
+        ((64, 128), 8, True, (4, 1), 16),
+        ((192, 96), 5, False, (1, 2), 16),
+        ((64, 224), 6, True, (4, 1), 16),
+        ((128, 160), 5, True, (4, 1), 16),
+        ((128, 96), 7, False, (4, 1), 16),
+        ((64, 96), 10, True, (4, 2), 16),
+        ((64, 160), 7, True, (4, 1), 16),
+        ((64, 96), 10, False, (1, 4), 16),
+        ((64, 64), 12, False, (1, 4), 16),
     ],
     "scaled_mm": [
         ((64, 64), 12, True, (1, 1), 8),
@@ -353,7 +366,7 @@ PERSISTENT_MM_SM90 = [
         tile,
         stages,
         swap_ab,
-        shares = "warps" if splits == 1 else "columns",
+        shares = _SHARES[splits],
         max_splits = splits,
         cluster = blocks + (1,),
     )
@@ -381,7 +394,7 @@ PERSISTENT_MM_SM90 = [
         tile,
         stages,
         swap_ab,
-        shares = "warps" if splits == 1 else "columns",
+        shares = _SHARES[splits],
         max_splits = splits,
         cluster = blocks + (1,),
         layout = layout,
@@ -396,7 +409,7 @@ PERSISTENT_MM_SM90 = [
         tile,
         stages,
         swap_ab,
-        shares = "warps" if splits == 1 else "columns",
+        shares = _SHARES[splits],
         max_splits = splits,
         full_tiles = False,
         cluster = blocks + (1,),

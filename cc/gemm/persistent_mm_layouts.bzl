@@ -1,7 +1,7 @@
 """Tiles of bf16 in layouts nn and tn, and with results in fp32. `persistent_mm_configs.bzl` makes kernels of them."""
 
 # Layouts nn and tn of bf16: (m, n) of the tile, stages, whether operands are swapped, blocks along m and n, and up to how
-# many blocks share k. Where the tile's columns run fastest in memory, they are a multiple of 32. docs/design/layouts_sm90.md
+# many share k: up to 8 blocks of a cluster, or 16 clusters of the grid. Where the tile's columns run fastest in memory, they are a multiple of 32. docs/design/layouts_sm90.md
 # and clusters_sm90.md have how they were chosen.
 LAYOUT_TILES = {
     "nn": [
@@ -52,6 +52,17 @@ LAYOUT_TILES = {
         ((128, 160), 5, False, (2, 1), 4),
         ((192, 160), 4, False, (1, 2), 1),
         ((128, 176), 5, True, (2, 1), 1),
+        ((64, 128), 8, True, (4, 1), 16),
+        ((192, 144), 4, True, (1, 2), 16),
+        ((128, 192), 4, False, (2, 1), 16),
+        ((64, 160), 7, True, (4, 1), 16),
+        ((64, 192), 6, False, (4, 1), 16),
+        ((128, 160), 5, False, (4, 1), 16),
+        ((64, 96), 10, True, (4, 1), 16),
+        ((128, 224), 4, True, (2, 1), 16),
+        ((64, 64), 12, True, (1, 4), 16),
+        ((64, 128), 8, False, (4, 1), 16),
+        ((128, 96), 7, True, (1, 4), 16),
     ],
     "tn": [
         ((64, 64), 12, False, (1, 1), 8),

@@ -1,4 +1,4 @@
-// How the blocks of a cluster that share the k of a tile add up their sums.
+// How the blocks that share the k of a tile add up their sums: those of a cluster, or of the grid.
 
 #pragma once
 
@@ -43,6 +43,62 @@ __device__ bool AddPartialSums(const SharedMemory<Shape>& shared,
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
       const float4 other = LoadShared(partial + slot * sender_bytes + i * 32 * 16);
+      float* const word = &sums[i / kWordsOfStep][i % kWordsOfStep * 4];
+      word[0] += other.x;
+      word[1] += other.y;
+      word[2] += other.z;
+      word[3] += other.w;
+    }
+  }
+  return true;
+}
+
+// Puts this block's sums of a tile into the workspace. If those of all clusters that share its k
+// are there, adds them up in the order of k, and returns true: this block stores the tile. All
+// threads that multiply call.
+template <class Shape>
+__device__ __forceinline__ bool AddGridSums(const typename Shape::Params& params,
+                                            const KSlice<Shape, false>& slice,
+                                            float (&sums)[Shape::kRowSteps][Shape::kSums]) {
+  constexpr int kWordsOfStep = Shape::kSums / 4;  // of four sums
+  constexpr int kWords = Shape::kRowSteps * kWordsOfStep;
+  constexpr int kPartWords = kWords * Shape::kConsumerThreads;
+  static_assert(kPartWords * 16 == Shape::kGridPartBytes);
+  const int thread = static_cast<int>(threadIdx.x);
+  float4* const own = static_cast<float4*>(params.partial_sums) +
+                      static_cast<std::int64_t>(blockIdx.x) * kPartWords + thread;
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+    const float* const word = &sums[i / kWordsOfStep][i % kWordsOfStep * 4];
+    __stcg(own + i * Shape::kConsumerThreads, make_float4(word[0], word[1], word[2], word[3]));
+  }
+  SyncAtNamedBarrier(Shape::kConsumerThreads, kAmongConsumers);
+  // A tile of the cluster, counted over the grid.
+  const int block = static_cast<int>(blockIdx.x) % Shape::kSharingBlocks;
+  bool is_last = false;
+  if (thread == 0) {
+    unsigned* const arrivals = params.arrivals + slice.first_tile * Shape::kSharingBlocks + block;
+    is_last = CountArrival(arrivals) + 1 == static_cast<unsigned>(slice.splits);
+    if (is_last) *arrivals = 0;  // for the next kernel
+  }
+  if (!AnyAtNamedBarrier(Shape::kConsumerThreads, kAmongConsumers, is_last)) return false;
+  const float4* part =
+      own - static_cast<std::int64_t>(slice.rank) * (Shape::kSharingBlocks * kPartWords);
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+    const float4 first = __ldcg(part + i * Shape::kConsumerThreads);
+    float* const word = &sums[i / kWordsOfStep][i % kWordsOfStep * 4];
+    word[0] = first.x;
+    word[1] = first.y;
+    word[2] = first.z;
+    word[3] = first.w;
+  }
+#pragma unroll 1
+  for (int rank = 1; rank < slice.splits; ++rank) {
+    part += Shape::kSharingBlocks * kPartWords;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const float4 other = __ldcg(part + i * Shape::kConsumerThreads);
       float* const word = &sums[i / kWordsOfStep][i % kWordsOfStep * 4];
       word[0] += other.x;
       word[1] += other.y;

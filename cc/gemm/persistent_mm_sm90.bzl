@@ -1,6 +1,6 @@
 """persistent_mm_config: a kernel of persistent_mm_sm90.cuh.
 
-Its blocks go from tile to tile, or its clusters share the k of one.
+Its blocks go from tile to tile, or some share the k of one.
 """
 
 load(":config_checks.bzl", "config_function", "field", "one_of", "positives")
@@ -56,6 +56,9 @@ _MAX_ACCUMULATORS = {1: 192, 2: 160, 3: 88}
 # warps or, with two warp groups, of a warp group.
 _MAX_SPLITS = {1: 4, 2: 2, 3: 1}
 
+# The same where clusters share it through global memory.
+_MAX_GRID_SPLITS = 16
+
 # The same where blocks share the columns: what it is by default, and what it may be.
 _MAX_COLUMN_SPLITS = 4
 _COLUMN_SPLITS = [4, 8]
@@ -88,6 +91,8 @@ def _has_groups(config):
 def _max_splits(config):
     if _has_groups(config):
         return 1
+    if config.shares == "grid":
+        return _MAX_GRID_SPLITS
     if config.shares == "columns":
         return _MAX_COLUMN_SPLITS
     return _MAX_SPLITS.get(config.warp_groups, 1) if config.swap_ab else 1
@@ -129,9 +134,10 @@ _FIELDS = {
     ),
     "swap_ab": swap_ab_field(True),
     "shares": field(
-        one_of("columns", "warps"),
-        "what each of the blocks that share the k of a tile stores of it: the sums of some warps, or " +
-        "groups of columns, for wide tiles, whose partial sums take the place of the stages",
+        one_of("columns", "grid", "warps"),
+        "what each of the blocks that share the k of a tile stores of it: the sums of some warps; groups of columns, for " +
+        "wide tiles, whose partial sums take the place of the stages; or \"grid\", all or nothing: the last to have its " +
+        "sums finds those of the others in global memory, and their clusters may be anywhere in the grid",
         default = "warps",
     ),
     "full_tiles": field(
@@ -151,9 +157,9 @@ _FIELDS = {
         default = "fast",
     ),
     "max_splits": field(
-        one_of(1, 2, 4, 8),
+        one_of(1, 2, 4, 8, 16),
         "how many blocks may share the k of a tile: 1 where shared memory has no room for their partial " +
-        "sums, by default what the warp groups allow, or 4 that share columns, of which 8 may be",
+        "sums, by default what the warp groups allow, or 4 that share columns, of which 8 may be, or 16 of the grid",
         default = _max_splits,
     ),
 }
@@ -183,6 +189,8 @@ def _rules(config):
         ))
     elif config.shares == "columns":
         rules += _column_rules(config)
+    elif config.shares == "grid":
+        rules += _grid_rules(config)
     else:
         splits = [1, _MAX_SPLITS[warp_groups]] if config.swap_ab else [1]
         rules.append((
@@ -215,11 +223,11 @@ def _blocks(config):
 def _cluster_rules(config):
     along_m, along_n = _blocks(config)
     is_one_block = along_m * along_n == 1
-    return cluster_rules(config.cluster, config.max_splits) + [
+    return cluster_rules(config.cluster, 1 if config.shares == "grid" else config.max_splits) + [
         (
-            is_one_block or config.max_splits == 1 or config.shares == "columns",
-            ("blocks that load for each other must share columns if they share k as well, but shares is {} and " +
-             "max_splits {}; set shares = \"columns\", or max_splits = 1")
+            is_one_block or config.max_splits == 1 or config.shares != "warps",
+            ("blocks that load for each other must share columns or the grid if they share k as well, but shares is {} " +
+             "and max_splits {}; set shares = \"columns\" or \"grid\", or max_splits = 1")
                 .format(repr(config.shares), config.max_splits),
         ),
         (
@@ -324,6 +332,8 @@ def _splits(config):
     if config.shares == "columns":
         place = _shared_bytes(config).stages_and_boxes
         return [x for x in range(1, config.max_splits + 1) if _column_bytes(config, x) <= place]
+    if config.shares == "grid":
+        return range(1, config.max_splits + 1)
     return [x for x in [1, 2, 4] if x <= config.max_splits]
 
 def _column_bytes(config, splits):
@@ -346,6 +356,20 @@ def _column_rules(config):
             needed <= place,
             ("the stages and boxes must have place for the partial sums of the columns, {} bytes, but have " +
              "{}; add stages, shrink the tile, or do not share columns").format(needed, place),
+        ),
+    ]
+
+def _grid_rules(config):
+    return [
+        (
+            config.max_splits == _MAX_GRID_SPLITS and not _promotes(config),
+            ("clusters that share k must be up to {}, without block scales or slow accumulation, but max_splits is {}, " +
+             "block_scales {} and accumulation {}; omit these, or share columns").format(
+                _MAX_GRID_SPLITS,
+                config.max_splits,
+                config.block_scales,
+                repr(config.accumulation),
+            ),
         ),
     ]
 
@@ -401,8 +425,10 @@ def _promoting_rules(config):
         ),
     ]
 
-def _columns(config):
-    """What an id says of columns that are shared: by how many blocks, if by more than usual."""
+def _shared_part(config):
+    """What an id says of what is shared: of columns by how many blocks, if by more than usual."""
+    if config.shares == "grid":
+        return "grid"
     if config.shares != "columns":
         return ""
     return "columns" if config.max_splits == _MAX_COLUMN_SPLITS else "columns{}".format(config.max_splits)
@@ -422,8 +448,8 @@ def _kernel(config):
     }
     if config.block_scales:
         json_fields["scales"] = "block"
-    if config.shares == "columns":
-        json_fields["shares"] = "columns"
+    if config.shares != "warps":
+        json_fields["shares"] = config.shares
     return kernel_config(
         family = _CLOSED if config.out == "fp32" or config.layout == "tn" else _OPEN,
         id = join(
@@ -438,7 +464,7 @@ def _kernel(config):
             config.cluster,
             "{}{}x{}".format(schedule, config.warp_groups, config.stages),
             "swap" if config.swap_ab else "",
-            _columns(config),
+            _shared_part(config),
             "slow" if config.accumulation == "slow" else "",
         ),
         op = config.op,
@@ -458,6 +484,7 @@ def _kernel(config):
             "kPromotes": _promotes(config),
             "kSchedule": schedule,
             "kSharesColumns": config.shares == "columns",
+            "kSharesGrid": config.shares == "grid",
             "kStages": config.stages,
             "kWarpGroups": config.warp_groups,
         },

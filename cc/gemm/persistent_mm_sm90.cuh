@@ -111,6 +111,9 @@ __device__ void MultiplyTiles(const typename Shape::Params& params,
       Release(shared, last_stage);
     }
 
+    if constexpr (Shape::kSharesGrid) {
+      if (slice.splits > 1 && !AddGridSums<Shape>(params, slice, sums)) break;
+    }
     const bool is_last_tile = tile + slice.stride >= TilesOfResult(params, shared);
     if constexpr (Shape::kGroups && Shape::kStoresBoxes) {
       if (offset.HasRowsOfOthers()) {

@@ -44,11 +44,12 @@
 // rows are m, and columns are n.
 //
 // The grid is one-dimensional, of clusters. With splits the blocks of a cluster share the k of one
-// tile. Otherwise a cluster is one block, which goes from tile to tile until all are done; or it is
-// kBlocksAlongM times kBlocksAlongN blocks, whose tiles lie side by side along m and n. Blocks side
-// by side along n each load a part of their rows of a for all of them, or of the k of all rows;
-// blocks along m do the same with columns of b. With splits as well, a cluster has as many blocks
-// for each slice of k.
+// tile; with kSharesGrid, clusters do, through a workspace in global memory. Otherwise a cluster is
+// one block, which goes from tile to tile until all are done; or it is kBlocksAlongM times
+// kBlocksAlongN blocks, whose tiles lie side by side along m and n. Blocks side by side along n
+// each load a part of their rows of a for all of them, or of the k of all rows; blocks along m do
+// the same with columns of b. With splits as well, a cluster has as many blocks for each slice of
+// k.
 //
 // What makes it fast: every SM reads b from the first microsecond to the last. Loads start as soon
 // as a block's barriers are ready, and L2 prefetches the first ones before; partial sums go from
@@ -56,9 +57,9 @@
 // docs/design/persistent_mm_sm90.md has the measurements.
 //
 // Beside what every config has (config.h), one of this family has kStages, kWarpGroups,
-// kBlockScales, kBlocksAlongM, kBlocksAlongN, kFullTiles, kGroups, kMaxSplits, kPromotes and
-// kSharesColumns. This header is what the device side (persistent_mm_sm90.cuh) and the host side
-// (persistent_mm_sm90_host.h) share.
+// kBlockScales, kBlocksAlongM, kBlocksAlongN, kFullTiles, kGroups, kMaxSplits, kPromotes,
+// kSharesColumns and kSharesGrid. This header is what the device side (persistent_mm_sm90.cuh) and
+// the host side (persistent_mm_sm90_host.h) share.
 
 #pragma once
 
@@ -131,12 +132,22 @@ struct PersistentMmAddParams<true> {
   bool accumulate;  // d += instead of d =
 };
 
-template <bool kSharesColumns>
+template <bool kSplitsAnywhere>
 struct PersistentMmShareParams {};
 
 template <>
 struct PersistentMmShareParams<true> {
   FastDivmod splits;
+};
+
+template <bool kSharesGrid>
+struct PersistentMmGridParams {};
+
+template <>
+struct PersistentMmGridParams<true> {
+  unsigned*
+      arrivals;  // for each block of d: how many of its parts are in the workspace, 0 at first
+  void* partial_sums;  // the workspace, of each block of the grid: word after word
 };
 
 template <bool kSmallerBoxes>
@@ -257,7 +268,7 @@ struct PersistentMmShape {
   // Those that load to one block: along m and along n, itself counted once.
   static constexpr int kLoadingBlocks = kBlocksAlongM + kBlocksAlongN - 1;
   static_assert(kSharingBlocks == 1 ||
-                    ((Config::kMaxSplits == 1 || Config::kSharesColumns) &&
+                    ((Config::kMaxSplits == 1 || Config::kSharesColumns || Config::kSharesGrid) &&
                      (!kBlockScales || kOverlapsSums) && (!kGroups || kBlocksAlongM == 1)),
                 "persistent_mm_sm90.bzl refuses such a config");
 
@@ -337,11 +348,17 @@ struct PersistentMmShape {
       kStoresBoxes && kHasPlaceForEach ? kWantedBytes : kBoxes * kBoxBytes;
   static constexpr int kBoxesBytes = kWarpGroups * kGroupBoxesBytes;
 
-  // Each block of a cluster stores a part of the tile, and the others send it their sums of that
-  // part. A part is some warps' sums: with several warp groups those of a whole one, so that boxes
-  // stay whole. With kSharesColumns it is some groups of 16 columns, and any number of blocks share
-  // k.
-  static constexpr int kMaxSplits = Config::kMaxSplits;
+  // With kSharesGrid clusters that lie side by side in the grid share the k of a tile. The block
+  // that is the last to have its sums adds those of all, and stores them.
+  static constexpr bool kSharesGrid = Config::kSharesGrid;
+  static_assert(!kSharesGrid || !(kGroups || kPromotes || Config::kSharesColumns),
+                "persistent_mm_sm90.bzl refuses such a config");
+
+  // Otherwise each block of a cluster stores a part of the tile, and the others send it their sums
+  // of that part. A part is some warps' sums: with several warp groups those of a whole one, so
+  // that boxes stay whole. With kSharesColumns it is some groups of 16 columns, and any number of
+  // blocks share k.
+  static constexpr int kMaxSplits = kSharesGrid ? 1 : Config::kMaxSplits;  // of a cluster
   static constexpr bool kSharesColumns = Config::kSharesColumns;
   static_assert(kMaxSplits == 1 || kMaxSplits == (kSharesColumns || kWarpGroups == 1 ? 4 : 2) ||
                 (kSharesColumns && kMaxSplits == 8));
@@ -363,6 +380,9 @@ struct PersistentMmShape {
     return (kColumnGroups - 1 + splits) / splits * (splits - 1) * kGroupBytes;
   }
 
+  // The sums of a block in the workspace.
+  static constexpr int kGridPartBytes = kRows * kColumns * 4;
+
   // Shared memory: rows of all stages, columns of all stages, and then these.
   static constexpr int kColumnsAt = kStages * kRowStageBytes;
   static constexpr int kBoxesAt = kStagesBytes;
@@ -373,6 +393,7 @@ struct PersistentMmShape {
   // Warps only halve. Columns divide in any way, but where they divide badly, more sums may arrive
   // than have space.
   static constexpr bool CanSplit(int splits) {
+    if (kSharesGrid) return splits <= Config::kMaxSplits;
     return splits <= kMaxSplits && (kSharesColumns ? kOwnBytes + ArrivingBytes(splits) <= kVectorsAt
                                                    : (splits & (splits - 1)) == 0);
   }
@@ -395,7 +416,8 @@ struct PersistentMmShape {
                   PersistentMmAheadParams<kFetchesAhead>,
                   PersistentMmGroupParams<kGroups>,
                   PersistentMmAddParams<kFloatOut>,
-                  PersistentMmShareParams<kSharesColumns>,
+                  PersistentMmShareParams<kSharesColumns || kSharesGrid>,
+                  PersistentMmGridParams<kSharesGrid>,
                   PersistentMmSmallerParams<kSmallerBoxes> {};
 };
 

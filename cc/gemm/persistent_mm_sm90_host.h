@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "cc/driver/counters.h"
 #include "cc/driver/driver_api.h"
 #include "cc/driver/launch.h"
 #include "cc/gemm/epilogue_params.h"
@@ -42,7 +43,14 @@ struct PersistentMmHost {
            HasScales(problem) && (Shape::kFloatOut || !problem.accumulate) &&
            Shape::CanSplit(problem.splits) && problem.splits <= CeilDiv(problem.k, Shape::kTileK) &&
            // Blocks along x are counted in an int.
-           num_tiles * problem.splits <= std::numeric_limits<int>::max();
+           num_tiles * problem.splits <= std::numeric_limits<int>::max() &&
+           (!SharesGrid(problem) || num_tiles * Shape::kSharingBlocks <= driver::kCountersOfLaunch);
+  }
+
+  static std::size_t WorkspaceBytes(const GemmProblem& problem) {
+    if (!SharesGrid(problem)) return 0;
+    return static_cast<std::size_t>(MaxTiles(problem) * problem.splits * Shape::kSharingBlocks) *
+           Shape::kGridPartBytes;
   }
 
   static void Launch(const GemmProblem& problem, const GemmTensors& tensors, CUfunction function,
@@ -54,10 +62,18 @@ struct PersistentMmHost {
     SetTiles(&params, problem);
 
     const driver::DriverApi& api = driver::DriverApi::Get();
-    const auto cluster_size = static_cast<unsigned>(problem.splits * Shape::kSharingBlocks);
+    if constexpr (Shape::kSharesGrid) {
+      params.partial_sums = tensors.workspace;
+      params.arrivals = problem.splits == 1
+                            ? nullptr
+                            : reinterpret_cast<unsigned*>(driver::CountersFor(api, stream));
+    }
+    const int splits_of_cluster = SharesGrid(problem) ? 1 : problem.splits;
+    const auto cluster_size = static_cast<unsigned>(splits_of_cluster * Shape::kSharingBlocks);
     driver::LaunchShape shape{
         {cluster_size, 1, 1}, {cluster_size, 1, 1}, {kThreads, 1, 1}, kSharedBytes};
     int num_clusters = params.num_tiles;
+    if (SharesGrid(problem)) num_clusters *= problem.splits;
     if (problem.splits == 1 && problem.num_sms > 0) {
       int slots = std::max(problem.num_sms * kBlocksPerSm / Shape::kSharingBlocks, 1);
       // A cluster that waits for a place would begin when others have done all of their tiles. Of
@@ -94,6 +110,11 @@ struct PersistentMmHost {
   // Tiles of groups along m that share one tile of b before the next n is taken: with 132 SMs some
   // 16 x 8 tiles run at once, whose operands are few.
   static constexpr int kBandOfGroup = 16;
+
+  // Whether clusters share the k of a tile, through the workspace.
+  static bool SharesGrid(const GemmProblem& problem) {
+    return Shape::kSharesGrid && problem.splits > 1;
+  }
 
   static int CeilDiv(int numerator, int denominator) { return (numerator - 1) / denominator + 1; }
 
@@ -192,7 +213,9 @@ struct PersistentMmHost {
       params->band = kBandOfGroup;
     }
     if constexpr (Shape::kFloatOut) params->accumulate = problem.accumulate;
-    if constexpr (Shape::kSharesColumns) params->splits = FastDivmod(problem.splits);
+    if constexpr (Shape::kSharesColumns || Shape::kSharesGrid) {
+      params->splits = FastDivmod(problem.splits);
+    }
     params->d = tensors.d;
     params->scale_a = static_cast<const float*>(tensors.scale_a);
     params->scale_b = static_cast<const float*>(tensors.scale_b);

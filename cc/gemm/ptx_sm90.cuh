@@ -25,6 +25,34 @@ __device__ __forceinline__ void SyncAtNamedBarrier(unsigned num_threads, unsigne
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(num_threads));
 }
 
+// The same; returns whether `value` is true for any of the threads.
+__device__ __forceinline__ bool AnyAtNamedBarrier(unsigned num_threads, unsigned barrier,
+                                                  bool value) {
+  int any;
+  asm volatile(
+      "{\n"
+      "  .reg .pred value, any;\n"
+      "  setp.ne.s32 value, %3, 0;\n"
+      "  barrier.cta.red.or.pred any, %1, %2, value;\n"
+      "  selp.s32 %0, 1, 0, any;\n"
+      "}"
+      : "=r"(any)
+      : "r"(barrier), "r"(num_threads), "r"(static_cast<int>(value))
+      : "memory");
+  return any != 0;
+}
+
+// Adds 1, and returns what was there. What threads of this block have written before a barrier that
+// this thread has passed is visible to those of a block that finds a larger number later.
+__device__ __forceinline__ unsigned CountArrival(unsigned* arrivals) {
+  unsigned before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(arrivals)
+               : "memory");
+  return before;
+}
+
 // A barrier in shared memory: a phase is complete when all threads and all expected bytes have
 // arrived.
 class Mbarrier {

@@ -126,9 +126,9 @@ def test_of_scaled_mm_the_vendor_library_comes_first_above_m_128_and_with_slow_a
 def test_a_kernel_splits_k_as_often_as_its_config_says_and_there_are_tiles(most: int) -> None:
     record = kernel(64, "splitk")
     record = replace(record, config=record.config | {"splits": [1, 2, 4][: most // 2 + 1]})
-    assert why_not(record, 4096, most) is None
-    assert f"must be at most {most}" in why_not(record, 4096, 2 * most)
-    assert "must be at most 1" in why_not(record, 128, 2)
+    assert why_not(record, 128, 4096, 4096, most) is None
+    assert f"must be at most {most}" in why_not(record, 128, 4096, 4096, 2 * most)
+    assert "must be at most 1" in why_not(record, 128, 4096, 128, 2)
 
 
 def sharing_columns(*, swap_ab: bool) -> KernelRecord:
@@ -141,19 +141,34 @@ def test_only_splits_that_run_at_this_k_are_proposed() -> None:
     record = kernel(64, "splitk")
     with_hole = replace(record, config=record.config | {"splits": [1, 2, 3, 4, 5, 8], "shares": "columns"})
     tile_k = record.config["tile"][2]
-    assert "must be one of 1, 2, 3, 4, 5, 8 for" in why_not(with_hole, 8 * tile_k, 7)
-    assert why_not(with_hole, 8 * tile_k, 7).endswith("use splits=5")
+    assert "must be one of 1, 2, 3, 4, 5, 8 for" in why_not(with_hole, 128, 4096, 8 * tile_k, 7)
+    assert why_not(with_hole, 128, 4096, 8 * tile_k, 7).endswith("use splits=5")
     # Blocks share whole tiles of k: with seven, eight blocks cannot.
-    assert "splits=7 must be at most 5" in why_not(with_hole, 7 * tile_k, 7)
+    assert "splits=7 must be at most 5" in why_not(with_hole, 128, 4096, 7 * tile_k, 7)
 
 
 def test_only_blocks_that_share_columns_split_k_three_ways() -> None:
     of_warps = replace(kernel(96, "splitk"), config=kernel(96, "splitk").config | {"splits": [1, 2, 4]})
-    assert why_not(sharing_columns(swap_ab=True), 4096, 3) is None
-    assert "splits=3 must be one of 1, 2, 4 for kernel" in why_not(of_warps, 4096, 3)
-    assert why_not(of_warps, 4096, 3).endswith("at k=4096; use splits=2")
+    assert why_not(sharing_columns(swap_ab=True), 128, 4096, 4096, 3) is None
+    assert "splits=3 must be one of 1, 2, 4 for kernel" in why_not(of_warps, 128, 4096, 4096, 3)
+    assert why_not(of_warps, 128, 4096, 4096, 3).endswith("at k=4096; use splits=2")
     assert splits_to_time(sharing_columns(swap_ab=True), 96, 4096, 4096, 132) == [1, 2, 3, 4]
     assert splits_to_time(of_warps, 96, 4096, 4096, 132) == [1, 2, 4]
+
+
+def test_clusters_share_k_where_that_fills_the_waves() -> None:
+    record = kernel(128, "splitk")
+    of_grid = replace(
+        record, config=record.config | {"splits": list(range(1, 17)), "shares": "grid", "cluster": [2, 1, 1]}
+    )
+    # 40 tiles of 128x128: three and six times as many nearly fill one wave and two of 132 SMs.
+    assert splits_to_time(of_grid, 256, 19 * 128, 28672, 132) == [1, 3, 6]
+    assert splits_to_time(of_grid, 256, 19 * 128, 256, 132) == [1], "a short k is not worth it"
+    assert splits_to_time(of_grid, 11 * 128, 12 * 128, 28672, 132) == [1], "132 tiles fill a wave"
+    # Each tile has a counter, of which there are 512.
+    assert why_not(of_grid, 4096, 16 * 128, 4096, 2) is None
+    assert "must have at most 512 tiles to split k, but has 544" in why_not(of_grid, 4096, 17 * 128, 4096, 2)
+    assert splits_to_time(of_grid, 4096, 17 * 128, 4096, 132) == [1]
 
 
 @pytest.mark.parametrize(

@@ -84,3 +84,50 @@ report(fake.calls("cuTensorMapEncodeTiled"))
     """)
     assert (b_map["dims"], b_map["box"], b_map["swizzle"]) == ("1000,512", *b_box)
     assert (a_map["dims"], a_map["box"], a_map["swizzle"]) == ("304,512", *a_box)
+
+
+_OF_GRID = "matmul_sm90_bf16_bf16_bf16_64x96x64_4x1x1_splitk1x10_grid"
+
+
+def _plan_of_grid(*, splits: int, m: int = 300) -> str:
+    return f"""module.Plan("{_OF_GRID}", tensors=["a", "b", "out"], m={m}, n=1000, k=512, lda=512, ldb=512, ldd=1000,
+                splits={splits}, device=0, num_sms=132)"""
+
+
+def test_clusters_that_share_k_have_a_workspace(run_with_fake: Any) -> None:
+    num_bytes, launches, error = run_with_fake(f"""{_prelude(_OF_GRID)}
+plans = [{_plan_of_grid(splits=3)}, {_plan_of_grid(splits=1)}]
+plans[0]({_STREAM}, [{_A}, {_B}, {_D}, {9 << 20}])
+plans[1]({_STREAM}, [{_A}, {_B}, {_D}])
+report([[plan.workspace_bytes for plan in plans], fake.calls("cuLaunchKernelEx"),
+        error_of(plans[0], {_STREAM}, [{_A}, {_B}, {_D}])])
+    """)
+    # Two clusters along m and eleven along n, each in three shares: 264 blocks with 64x96 sums.
+    assert num_bytes == [264 * 64 * 96 * 4, 0]
+    assert (launches[0]["grid"], launches[0]["cluster"]) == ("264,1,1", "4,1,1")
+    assert (launches[1]["grid"], launches[1]["cluster"]) == ("88,1,1", "4,1,1")
+    assert error["type"] == "TypeError"
+    assert "the plan takes 4 addresses, but got 3" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [(0, "workspace must be a device address, a multiple of 16 bytes, but is 0"), (8, "but is 8")],
+)
+def test_a_workspace_that_is_missing_or_misaligned_is_refused(address: int, message: str, run_with_fake: Any) -> None:
+    error, launches = run_with_fake(f"""{_prelude(_OF_GRID)}
+plan = {_plan_of_grid(splits=3)}
+report([error_of(plan, {_STREAM}, [{_A}, {_B}, {_D}, {address}]), fake.calls("cuLaunchKernelEx")])
+    """)
+    assert error["type"] == "ValueError"
+    assert message in error["message"]
+    assert not launches
+
+
+def test_more_tiles_than_counters_are_not_split(run_with_fake: Any) -> None:
+    # 12 clusters of 4 along m and 11 along n: 528 tiles.
+    error, unsplit = run_with_fake(f"""{_prelude(_OF_GRID)}
+report([error_of(lambda: {_plan_of_grid(splits=2, m=3000)}), error_of(lambda: {_plan_of_grid(splits=1, m=3000)})])
+    """)
+    assert error["type"] == "ValueError"
+    assert unsplit is None

@@ -63,6 +63,21 @@ report([result.shape, str(result.dtype), result.data_ptr(), addresses()[2]])
     assert found == expected
 
 
+def test_a_call_allocates_the_workspace_of_its_kernel(run_with_fake: Any) -> None:
+    launches, hits = run_with_fake(f"""{_PRELUDE}
+from stoneware.ops.matmul import api
+[kernel] = [entry for entry in module.kernels() if "bf16_64x96x64_4x1x1_splitk1x10_grid" in entry["id"]]
+fake.set_parameter_bytes([kernel["params_bytes"]])
+config = Config(backend="sm90", kernel=kernel["id"], splits=3)
+a, b = torch.zeros(300, 512, dtype=torch.bfloat16), torch.zeros(1000, 512, dtype=torch.bfloat16)
+for _ in range(2):
+    sw.matmul(a, b.t(), config=config)
+report([fake.calls("cuLaunchKernelEx"), api._PLANS.fast.num_hits])
+    """)
+    assert [launch["grid"] for launch in launches] == ["264,1,1"] * 2
+    assert hits == 1
+
+
 def test_a_refusal_of_the_driver_is_its_error(run_with_fake: Any) -> None:
     errors = run_with_fake(f"""{_PRELUDE}
 call(out=out)

@@ -187,7 +187,7 @@ def takes(kernel, splits):
         return False
     return True
 kernels = [kernel for kernel in manifest.packaged().kernels.values() if split_k.is_split_k(kernel)]
-report([(kernel.id, kernel.config["splits"], [n for n in range(1, 9) if takes(kernel, n)]) for kernel in kernels])
+report([(kernel.id, kernel.config["splits"], [n for n in range(1, 18) if takes(kernel, n)]) for kernel in kernels])
     """)
     assert any(listed == [1, 2, 3, 4, 5, 8] for _, listed, _ in listed_and_taken)
     assert [(kernel, listed) for kernel, listed, taken in listed_and_taken if listed != taken] == []

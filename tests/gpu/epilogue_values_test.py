@@ -317,7 +317,7 @@ def test_dropout_has_the_same_bits_in_every_sort_of_kernel_and_split(kernel: Ker
         drawn = operands.make(spec_of(kernel.op).make_problem(m=m, n=n, k=k, **options), "cuda")
         tensors = [drawn.tensors[name] for name in spec_of(kernel.op).inputs]
         rows = m if kernel.op != "grouped_mm" else int(drawn.tensors["offs"][-1])
-        for splits in (1, *[each for _, each in fitting_kernels.with_splits([kernel], k)]):
+        for splits in (1, *[each for _, each in fitting_kernels.with_splits([kernel], m, n, k)]):
             calls = fused_calls(kernel.op, masks, (seed,), tensors, fitting_kernels.config(kernel, splits))
             poison()
             results = calls.call(*tensors, seed)

@@ -36,14 +36,14 @@ def config(kernel: KernelRecord, splits: int = 1) -> Config:
     return Config(backend=kernel.backend, kernel=kernel.id, splits=splits)
 
 
-def with_splits(kernels: list[KernelRecord], k: int) -> list[tuple[KernelRecord, int]]:
-    """Each kernel that splits k, with each number of splits above 1 that it takes at this k."""
+def with_splits(kernels: list[KernelRecord], m: int, n: int, k: int) -> list[tuple[KernelRecord, int]]:
+    """Each kernel that splits k, with each number of splits above 1 that it takes at this problem."""
     return [
         (kernel, splits)
         for kernel in kernels
         if split_k.is_split_k(kernel)
         for splits in SPLITS
-        if splits > 1 and split_k.why_not(kernel, k, splits) is None
+        if splits > 1 and split_k.why_not(kernel, m, n, k, splits) is None
     ]
 
 

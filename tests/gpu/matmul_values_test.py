@@ -86,7 +86,7 @@ K_OF_SPLITS = 2440  # 20 tiles of 128, the last of 8: shares that differ
 @pytest.mark.parametrize("m", [1, 40, 203])
 @pytest.mark.parametrize(
     ("kernel", "splits"),
-    fitting_kernels.with_splits(KERNELS, K_OF_SPLITS),
+    fitting_kernels.with_splits(KERNELS, 203, 1040, K_OF_SPLITS),
     ids=lambda value: value if isinstance(value, int) else value.id,
 )
 def test_blocks_that_share_k_agree_with_float64(kernel, splits, m, device):
@@ -97,6 +97,47 @@ def test_blocks_that_share_k_agree_with_float64(kernel, splits, m, device):
     comparison = operands.compare(tensors.out, operands.reference(tensors), tensors.problem)
     assert comparison.is_right, str(comparison)
     assert tensors.is_guard_unharmed()
+
+
+OF_GRID = [kernel for kernel in KERNELS if kernel.config.get("shares") == "grid"]
+
+
+@pytest.mark.parametrize("is_captured", [False, True])
+@pytest.mark.parametrize("kernel", OF_GRID[::4], ids=fitting_kernels.kernel_id)
+def test_clusters_that_share_k_may_run_on_two_streams(kernel, is_captured, device):
+    # Few tiles, so that the kernels of both streams run at one time.
+    problem = Case(96, 208, 16384).problem(kernel.config["a"], kernel.config["out"], kernel.config["layout"])
+    plan = api.OPERATION.make_plan(problem, fitting_kernels.config(kernel, 8), device)
+    drawn = [operands.make(problem, "cuda") for _ in range(2)]
+    expected = []
+    for tensors in drawn:
+        plan(*tensors.arguments)
+        expected.append(tensors.out.clone())
+    streams = [torch.cuda.Stream() for _ in drawn]
+
+    def run(tensors) -> None:
+        for _ in range(20):
+            plan(*tensors.arguments)
+
+    graphs = [torch.cuda.CUDAGraph() for _ in drawn]
+    if is_captured:
+        for graph, tensors in zip(graphs, drawn):
+            with torch.cuda.graph(graph, stream=streams[0]):
+                run(tensors)
+    torch.cuda.synchronize()
+    for _ in range(50):
+        for tensors in drawn:
+            tensors.out.fill_(math.nan)
+        torch.cuda.synchronize()
+        for stream, graph, tensors in zip(streams, graphs, drawn):
+            with torch.cuda.stream(stream):
+                if is_captured:
+                    graph.replay()
+                else:
+                    run(tensors)
+        torch.cuda.synchronize()
+        for tensors, wanted in zip(drawn, expected):
+            assert torch.equal(tensors.out, wanted)
 
 
 SM90 = [kernel for kernel in KERNELS if kernel.backend == "sm90"]

@@ -123,7 +123,7 @@ K_OF_SPLITS = 2432  # 19, 10 or 5 tiles: shares that differ
 @pytest.mark.parametrize("m", [1, 40, 203])
 @pytest.mark.parametrize(
     ("kernel", "splits"),
-    fitting_kernels.with_splits(KERNELS, K_OF_SPLITS),
+    fitting_kernels.with_splits(KERNELS, 203, 1040, K_OF_SPLITS),
     ids=lambda value: value.id if isinstance(value, KernelRecord) else str(value),
 )
 def test_blocks_that_share_k_agree_with_float64(kernel, splits, m, device):

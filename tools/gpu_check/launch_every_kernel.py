@@ -111,7 +111,8 @@ def launches_of(kernel: KernelRecord) -> list[Launch]:
         tiling.k + part,
         is_first=False,
     )
-    runs = [splits for splits in SPLITS if split_k.why_not(kernel, long_k, splits) is None]
+    m, n = few.problem.m, few.problem.n
+    runs = [splits for splits in SPLITS if split_k.why_not(kernel, m, n, long_k, splits) is None]
     uneven = [splits for splits in runs if splits & (splits - 1)]
     splits_to_run = sorted({1, *runs[1:2], *uneven[-1:], runs[-1]})
     num_sms = _CLUSTERS_AT_ONCE * tiling.cluster_m * tiling.cluster_n

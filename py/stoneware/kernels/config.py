@@ -22,9 +22,9 @@ BACKENDS_WITHOUT_KERNELS = (VENDOR, REFERENCE)
 SWIZZLES = (1, 2, 4, 8)
 """Tile swizzles that CUTLASS's sm90 tile scheduler takes (sm90_tile_scheduler.hpp, log_swizzle)."""
 
-SPLITS = (1, 2, 3, 4, 5, 6, 7, 8)
-"""Blocks that may share the k of one output tile: a cluster, of which every GPU that has clusters takes
-eight blocks (CUDA C++ Programming Guide, thread block clusters)."""
+SPLITS = tuple(range(1, 17))
+"""Blocks that may share the k of one output tile: those of a cluster, of which every GPU that has clusters
+takes eight (CUDA C++ Programming Guide, thread block clusters), or of clusters anywhere in the grid."""
 
 RASTERS = ("heuristic", "along_m", "along_n")
 """Orders in which the CUTLASS tile scheduler walks over the output tiles."""

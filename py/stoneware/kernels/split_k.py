@@ -23,6 +23,13 @@ _MAX_BLOCKS_PER_SM = 2
 one does, and of those that share columns always. Where there are more, k is better not split: blocks that
 have all of it go from tile to tile without a pause."""
 
+_MAX_COUNTED_BLOCKS = 512
+"""Blocks of d that may have their k shared by clusters: each has a counter (kCountersOfLaunch of
+cc/driver/counters.h)."""
+
+_GRID_SPLITS_TO_TIME = 2
+"""Beside no split: a kernel runs with up to 16."""
+
 
 def is_split_k(kernel: KernelRecord) -> bool:
     return kernel.config.get("schedule") == SCHEDULE
@@ -33,8 +40,13 @@ def is_splitk_sm90(kernel: KernelRecord) -> bool:
     return kernel.config.get("schedule") in (SCHEDULE, PERSISTENT_SCHEDULE)
 
 
-def why_not(kernel: KernelRecord, k: int, splits: int) -> str | None:
-    """None if the kernel runs with `splits` splits at this k; otherwise the reason."""
+def blocks_along_k(kernel: KernelRecord, splits: int) -> int:
+    """How many blocks of a cluster share the k of a tile: all that do, unless whole clusters share it."""
+    return 1 if _shares_grid(kernel) else splits
+
+
+def why_not(kernel: KernelRecord, m: int, n: int, k: int, splits: int) -> str | None:
+    """None if the kernel runs with `splits` splits at this problem; otherwise the reason."""
     if splits == 1:
         return None
     if not is_split_k(kernel):
@@ -46,6 +58,11 @@ def why_not(kernel: KernelRecord, k: int, splits: int) -> str | None:
         nearest = max(number for number in runs if number < splits)
         all_runs = ", ".join(map(str, runs))
         return f"splits={splits} must be one of {all_runs} for kernel {kernel.id!r} at k={k}; use splits={nearest}"
+    if _shares_grid(kernel) and (blocks := _blocks(kernel, m, n)) > _MAX_COUNTED_BLOCKS:
+        return (
+            f"kernel {kernel.id!r} must have at most {_MAX_COUNTED_BLOCKS} tiles to split k, but has {blocks} at "
+            f"m={m}, n={n}; use splits=1"
+        )
     return None
 
 
@@ -59,6 +76,19 @@ def _shares_columns(kernel: KernelRecord) -> bool:
     return kernel.config.get("shares") == "columns"
 
 
+def _shares_grid(kernel: KernelRecord) -> bool:
+    return kernel.config.get("shares") == "grid"
+
+
+def _blocks(kernel: KernelRecord, m: int, n: int) -> int:
+    """Tiles of a problem, in whole clusters."""
+    rows, columns, _ = kernel.config["tile"]
+    along_rows, along_columns, _ = kernel.config["cluster"]
+    num_rows, num_columns = (n, m) if kernel.config.get("swap_ab") else (m, n)
+    clusters = -(-num_rows // (rows * along_rows)) * -(-num_columns // (columns * along_columns))
+    return int(clusters * along_rows * along_columns)
+
+
 def splits_to_time(kernel: KernelRecord, m: int, n: int, k: int, num_sms: int) -> list[int]:
     """The splits that may be the fastest on a device of `num_sms` SMs; [1] if the kernel has none.
 
@@ -67,13 +97,13 @@ def splits_to_time(kernel: KernelRecord, m: int, n: int, k: int, num_sms: int) -
     """
     if not is_split_k(kernel):
         return [1]
-    rows, columns, tile_k = kernel.config["tile"]
-    along_rows, along_columns, _ = kernel.config["cluster"]
-    num_rows, num_columns = (n, m) if kernel.config.get("swap_ab") else (m, n)
-    clusters = -(-num_rows // (rows * along_rows)) * -(-num_columns // (columns * along_columns))
-    tiles = clusters * along_rows * along_columns
-    most = -(-k // tile_k) // _LEAST_STEPS
-    runs = [splits for splits in _runs(kernel) if splits <= max(most, 1)]
+    tiles = _blocks(kernel, m, n)
+    num_steps = -(-k // kernel.config["tile"][2])
+    runs = [splits for splits in _runs(kernel) if splits <= max(num_steps // _LEAST_STEPS, 1)]
+    if _shares_grid(kernel):
+        # Clusters of four and eight do not find room on all SMs (docs/design/clusters_sm90.md).
+        of_cluster = kernel.config["cluster"][0] * kernel.config["cluster"][1]
+        return _grid_splits_to_time(runs, tiles, num_steps, num_sms if of_cluster <= 2 else num_sms - num_sms // 11)
     at_once = num_sms * (1 if _shares_columns(kernel) else _MAX_BLOCKS_PER_SM)
     worth = [
         splits
@@ -81,3 +111,20 @@ def splits_to_time(kernel: KernelRecord, m: int, n: int, k: int, num_sms: int) -
         if splits == 1 or (tiles * splits <= at_once and (splits == runs[-1] or tiles * splits * 2 > num_sms // 2))
     ]
     return worth
+
+
+def _grid_splits_to_time(runs: Sequence[int], tiles: int, num_steps: int, at_once: int) -> list[int]:
+    """Of clusters that share k: 1, and what should be the fastest two, if they shorten what the last block waits for.
+
+    In steps of a tile's k, a wave takes five more than its blocks have, and each share adds half of one: the last
+    block reads its sums again.
+    """
+
+    def half_steps(splits: int) -> int:
+        waves = -(-tiles * splits // at_once)
+        return waves * 2 * (-(-num_steps // splits) + 5) + (splits if splits > 1 else 0)
+
+    if tiles > _MAX_COUNTED_BLOCKS:
+        return [1]
+    faster = [splits for splits in runs if half_steps(splits) < half_steps(1)]
+    return sorted({1, *sorted(faster, key=half_steps)[:_GRID_SPLITS_TO_TIME]})

@@ -272,7 +272,8 @@ class _Backends:
                 f"kernel {quoted(config.kernel)} is not one of those that {name} has for this "
                 f"problem: {', '.join(sorted(kernels))}"
             )
-        return record and split_k.why_not(record, self._problem.key.k, config.splits)
+        key = self._problem.key
+        return record and split_k.why_not(record, key.m, key.n, key.k, config.splits)
 
 
 def _faster_than(decision: Decision, extra_us: float, refusal: Callable[[Config], str | None]) -> Config | None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from stoneware.kernels.candidate import candidate_of
 from stoneware.kernels.config import AnyConfig, Config
 from stoneware.kernels.key import AnyFamily, Family, Key, rows_run_along_n
+from stoneware.kernels.split_k import blocks_along_k
 from stoneware.kernels.tile_rule import Tiling, tiling_of
 from stoneware.tuning.choose import is_vendor
 from stoneware.tuning.time_model import ALONG_K, ALONG_N, NUM_TIMES, TimeModel
@@ -82,7 +83,7 @@ def models(
                 by_kind = by_candidate.setdefault(candidate_of(choice.config, key), {})
                 by_kind.setdefault(key.kind, []).append((key.m, key.n, key.k, key.num_groups, choice.median_us))
     fitted: dict[AnyFamily, dict[AnyConfig, TimeModel]] = {}
-    shapes: dict[tuple[Family, Config], tuple[TimeModel, list[_Row]]] = {}
+    shapes: dict[tuple[Family, Config], tuple[TimeModel, int, list[_Row]]] = {}
     for family, by_candidate in rows.items():
         fitted_before = (wheel or {}).get(family, {})
         for config in sorted(by_candidate):
@@ -100,10 +101,11 @@ def models(
                 and len({row[1:4] for row in timings}) >= LEAST_WEIGHTS
                 and len({row[0] for row in timings}) >= LEAST_M_VALUES
             ):
-                shapes[family, config] = shape._replace(largest_m=largest_m), sorted(timings)
+                shape = shape._replace(largest_m=largest_m)
+                shapes[family, config] = shape, _cluster_blocks(family, config, manifest), sorted(timings)
     sms_of = _sms_of_clusters(shapes.values(), num_sms)
-    for (family, config), (shape, timings) in shapes.items():
-        model = _model(shape, timings, sms_of[shape.cluster_blocks])
+    for (family, config), (shape, size, timings) in shapes.items():
+        model = _model(shape, timings, sms_of[size])
         # One with nothing but the time of rows that no operand fills would be 0 without these.
         if sum(model[-NUM_TIMES:]) > model.unfilled_us:
             fitted.setdefault(family, {})[config] = model
@@ -133,7 +135,18 @@ def _shape(family: Family, config: Config, manifest: Manifest) -> TimeModel | No
     )
 
 
-def _sms_of_clusters(shapes: Iterable[tuple[TimeModel, Sequence[_Row]]], num_sms: int) -> dict[int, tuple[int, ...]]:
+def _cluster_blocks(family: Family, config: Config, manifest: Manifest) -> int:
+    """Blocks of a cluster, with those that share the k of a tile."""
+    kernels = manifest.with_tile(family.op, config.backend, config.kernel)
+    if not kernels:
+        return 1
+    tiling = tiling_of(kernels[0])
+    return tiling.cluster_m * tiling.cluster_n * blocks_along_k(kernels[0], config.splits)
+
+
+def _sms_of_clusters(
+    shapes: Iterable[tuple[TimeModel, int, Sequence[_Row]]], num_sms: int
+) -> dict[int, tuple[int, ...]]:
     """Blocks of a cluster -> on how many SMs such clusters run at once.
 
     Of large clusters it is what leaves the least errors of all candidates that have them: one has too few measurements
@@ -141,8 +154,8 @@ def _sms_of_clusters(shapes: Iterable[tuple[TimeModel, Sequence[_Row]]], num_sms
     nearly full waves take longer: two guesses.
     """
     by_size: dict[int, list[tuple[TimeModel, Sequence[_Row]]]] = {}
-    for shape, rows in shapes:
-        by_size.setdefault(shape.cluster_blocks, []).append((shape, rows))
+    for shape, size, rows in shapes:
+        by_size.setdefault(size, []).append((shape, rows))
     sms_of: dict[int, tuple[int, ...]] = {}
     for size, of_size in by_size.items():
         if size <= _LARGEST_ANYWHERE:

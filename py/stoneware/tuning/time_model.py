@@ -105,11 +105,6 @@ class TimeModel(NamedTuple):
     crossing_us: float = 0.0
     part_us: float = 0.0
 
-    @property
-    def cluster_blocks(self) -> int:
-        """Blocks of a cluster, those that share the k of a tile among them."""
-        return self.cluster_m * self.cluster_n * self.splits
-
     def at(self, m: int, n: int, k: int, num_groups: int = 0) -> tuple[float, float]:
         """The time at a problem in µs, and the fullness: the part of the waves' blocks that there
         are. `num_groups`: each of m rows, with a b of its own; 0 for one product."""
