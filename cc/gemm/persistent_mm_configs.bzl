@@ -135,11 +135,16 @@ _CLUSTERS = {
         ((192, 96), 5, False, (1, 2), 16),
         ((64, 224), 6, True, (4, 1), 16),
         ((128, 160), 5, True, (4, 1), 16),
-        ((128, 96), 7, False, (4, 1), 16),
         ((64, 96), 10, True, (4, 2), 16),
         ((64, 160), 7, True, (4, 1), 16),
         ((64, 96), 10, False, (1, 4), 16),
         ((64, 64), 12, False, (1, 4), 16),
+        ((64, 96), 10, False, (2, 1), 16),
+        ((128, 96), 7, False, (1, 4), 16),
+        ((128, 224), 4, False, (1, 1), 16),
+        ((128, 224), 4, True, (2, 1), 16),
+        ((64, 192), 6, True, (4, 1), 16),
+        ((64, 160), 7, False, (4, 1), 16),
     ],
     "scaled_mm": [
         ((64, 64), 12, True, (1, 1), 8),
@@ -164,12 +169,14 @@ _CLUSTERS = {
     ],
 }
 
-# Slow accumulation: (m, n) of the tile, and stages.
+# Slow accumulation: (m, n) of the tile, stages, and up to how many share k.
 _SLOW = [
-    ((128, 128), 5),
-    ((128, 160), 4),
-    ((128, 192), 4),
-    ((256, 112), 3),
+    ((128, 128), 5, 1),
+    ((128, 160), 4, 1),
+    ((128, 192), 4, 1),
+    ((256, 112), 3, 1),
+    ((128, 128), 5, 16),
+    ((128, 192), 4, 16),
 ]
 
 def _fitted_config(
@@ -304,11 +311,13 @@ PERSISTENT_MM_SM90 = [
         tile,
         stages,
         swap_ab = False,
+        shares = _SHARES[splits],
+        max_splits = splits,
         accumulation = "slow",
         b_dtype = "e4m3",
     )
     for dtype in ["e4m3", "e5m2"]
-    for tile, stages in _SLOW
+    for tile, stages, splits in _SLOW
 ] + [
     persistent_mm_config(
         op = "matmul",

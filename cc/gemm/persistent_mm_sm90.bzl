@@ -31,7 +31,8 @@ _HOST_HDRS = _SHARED_HDRS + [
     "persistent_mm_sm90_host.h",
 ]
 
-# Gradients of weights, and sums that may be added to out, have no epilogue.
+# Gradients of weights, and sums that may be added to out, have no epilogue. Clusters that share k are for few tiles of a
+# long k; their open kernels would be a tenth of what all open kernels may take of the wheel.
 _OPEN, _CLOSED = [
     kernel_family(
         name = "persistent_mm_sm90",
@@ -362,14 +363,9 @@ def _column_rules(config):
 def _grid_rules(config):
     return [
         (
-            config.max_splits == _MAX_GRID_SPLITS and not _promotes(config),
-            ("clusters that share k must be up to {}, without block scales or slow accumulation, but max_splits is {}, " +
-             "block_scales {} and accumulation {}; omit these, or share columns").format(
-                _MAX_GRID_SPLITS,
-                config.max_splits,
-                config.block_scales,
-                repr(config.accumulation),
-            ),
+            config.max_splits == _MAX_GRID_SPLITS and not config.block_scales,
+            ("clusters that share k must be up to {}, without block scales, but max_splits is {} and block_scales {}; " +
+             "omit both").format(_MAX_GRID_SPLITS, config.max_splits, config.block_scales),
         ),
     ]
 
@@ -451,7 +447,7 @@ def _kernel(config):
     if config.shares != "warps":
         json_fields["shares"] = config.shares
     return kernel_config(
-        family = _CLOSED if config.out == "fp32" or config.layout == "tn" else _OPEN,
+        family = _CLOSED if config.out == "fp32" or config.layout == "tn" or config.shares == "grid" else _OPEN,
         id = join(
             config.op,
             "block" if config.block_scales else "",

@@ -351,7 +351,7 @@ struct PersistentMmShape {
   // With kSharesGrid clusters that lie side by side in the grid share the k of a tile. The block
   // that is the last to have its sums adds those of all, and stores them.
   static constexpr bool kSharesGrid = Config::kSharesGrid;
-  static_assert(!kSharesGrid || !(kGroups || kPromotes || Config::kSharesColumns),
+  static_assert(!kSharesGrid || !(kGroups || kBlockScales || Config::kSharesColumns),
                 "persistent_mm_sm90.bzl refuses such a config");
 
   // Otherwise each block of a cluster stores a part of the tile, and the others send it their sums

@@ -72,6 +72,8 @@ class Plan:
         self.num_launches = 0
         Plan.made.append(self)
 
+    workspace_bytes = 0
+
     def native_launch(self):
         return None  # by __call__
 

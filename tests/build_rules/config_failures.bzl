@@ -116,6 +116,14 @@ CONFIG_FAILURES = {
             {"block_scales": True, "shares": "columns", "stages": 5, "tile": [64, 16, 256]},
             ["blocks that share columns must be up to 4 or 8, without block scales", "block_scales True"],
         ),
+        "grid_block_scales": (
+            {"block_scales": True, "shares": "grid", "stages": 5, "tile": [64, 16, 256]},
+            ["clusters that share k must be up to 16, without block scales", "block_scales True", "omit both"],
+        ),
+        "grid_splits": (
+            {"max_splits": 4, "shares": "grid"},
+            ["clusters that share k must be up to 16", "max_splits is 4", "omit both"],
+        ),
         "tile_m": (
             {"tile": [96, 64, 256]},
             ["tile m must be a multiple of 64 up to 256", "is 96", "change the tile"],
