@@ -165,9 +165,9 @@ def test_clusters_share_k_where_that_fills_the_waves() -> None:
     assert splits_to_time(of_grid, 256, 19 * 128, 28672, 132) == [1, 3, 6]
     assert splits_to_time(of_grid, 256, 19 * 128, 256, 132) == [1], "a short k is not worth it"
     assert splits_to_time(of_grid, 11 * 128, 12 * 128, 28672, 132) == [1], "132 tiles fill a wave"
-    # Each tile has a counter, of which there are 512.
+    # Each tile has a counter, of which there are 512. Clusters have two along n.
     assert why_not(of_grid, 4096, 16 * 128, 4096, 2) is None
-    assert "must have at most 512 tiles to split k, but has 544" in why_not(of_grid, 4096, 17 * 128, 4096, 2)
+    assert "must have at most 512 tiles to split k, but has 576" in why_not(of_grid, 4096, 17 * 128, 4096, 2)
     assert splits_to_time(of_grid, 4096, 17 * 128, 4096, 132) == [1]
 
 
