@@ -32,7 +32,7 @@ _HOST_HDRS = _SHARED_HDRS + [
 ]
 
 # Gradients of weights, and sums that may be added to out, have no epilogue. Clusters that share k are for few tiles of a
-# long k; their open kernels would be a tenth of what all open kernels may take of the wheel.
+# long k: what open kernels may take of the wheel is left to tiles that fused calls have more often.
 _OPEN, _CLOSED = [
     kernel_family(
         name = "persistent_mm_sm90",
