@@ -10,19 +10,19 @@
 namespace stoneware::driver {
 namespace {
 
-constexpr std::size_t kBytesOfLaunch = kCountersOfLaunch * sizeof(unsigned);
-constexpr std::size_t kLaunchesOfAllocation = 256;
+constexpr std::size_t kBytesPerLaunch = kCountersPerLaunch * sizeof(unsigned);
+constexpr std::size_t kLaunchesPerAllocation = 256;
 
 struct Counters {
   std::vector<CUdeviceptr> free;
-  std::map<unsigned long long, CUdeviceptr> of_stream;
+  std::map<unsigned long long, CUdeviceptr> by_stream;
 };
 
-// Of all contexts, by their ids. The driver is never called with the mutex held: while it destroys
-// a graph it calls GiveBack, which waits for the mutex.
+// The counters of every context, by its id. The driver is never called with the mutex held: while
+// it destroys a graph it calls GiveBack, which waits for the mutex.
 struct Store {
   std::mutex mutex;
-  std::map<unsigned long long, Counters> of_context;
+  std::map<unsigned long long, Counters> by_context;
 };
 
 Store& TheStore() {
@@ -31,17 +31,17 @@ Store& TheStore() {
   return store;
 }
 
-// What a graph owns.
-struct Lent {
+// Counters that a graph owns.
+struct GraphCounters {
   unsigned long long context;
   CUdeviceptr counters;
 };
 
 void CUDA_CB GiveBack(void* pointer) {
-  const std::unique_ptr<Lent> lent(static_cast<Lent*>(pointer));
+  const std::unique_ptr<GraphCounters> owned(static_cast<GraphCounters*>(pointer));
   Store& store = TheStore();
   const std::lock_guard<std::mutex> lock(store.mutex);
-  store.of_context[lent->context].free.push_back(lent->counters);
+  store.by_context[owned->context].free.push_back(owned->counters);
 }
 
 // While it lives, this thread may allocate although a stream is capturing.
@@ -63,11 +63,15 @@ class RelaxedCapture {
 // Counters of many launches, at 0. They are zeroed on a stream of their own, because the caller's
 // may be capturing.
 CUdeviceptr Allocate(const DriverApi& api) {
-  constexpr std::size_t kBytes = kLaunchesOfAllocation * kBytesOfLaunch;
+  constexpr std::size_t kBytes = kLaunchesPerAllocation * kBytesPerLaunch;
   const RelaxedCapture relaxed(api);
   CUdeviceptr counters = 0;
-  CheckWhile("cuMemAlloc", api.cuMemAlloc(&counters, kBytes),
-             [] { return "allocating " + std::to_string(kBytes) + " bytes for counters"; });
+  CheckWhile("cuMemAlloc", api.cuMemAlloc(&counters, kBytes), [] {
+    return "allocating " + std::to_string(kBytes) +
+           " bytes for the counters of kernels that split k; free memory "
+           "(torch.cuda.empty_cache()), or use splits=1";
+  });
+  // A failure from here on leaves the context unusable, so nothing is given back.
   CUstream stream = nullptr;
   Check("cuStreamCreate", api.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
   Check("cuMemsetD32Async", api.cuMemsetD32Async(counters, 0, kBytes / sizeof(unsigned), stream));
@@ -79,7 +83,7 @@ CUdeviceptr Allocate(const DriverApi& api) {
 CUdeviceptr Take(const DriverApi& api, unsigned long long context) {
   Store& store = TheStore();
   const auto take = [&]() -> CUdeviceptr {
-    std::vector<CUdeviceptr>& free = store.of_context[context].free;
+    std::vector<CUdeviceptr>& free = store.by_context[context].free;
     if (free.empty()) return 0;
     const CUdeviceptr counters = free.back();
     free.pop_back();
@@ -91,32 +95,26 @@ CUdeviceptr Take(const DriverApi& api, unsigned long long context) {
   }
   const CUdeviceptr allocated = Allocate(api);
   const std::lock_guard<std::mutex> lock(store.mutex);
-  for (std::size_t i = 0; i < kLaunchesOfAllocation; ++i) {
-    store.of_context[context].free.push_back(allocated + i * kBytesOfLaunch);
+  for (std::size_t i = 0; i < kLaunchesPerAllocation; ++i) {
+    store.by_context[context].free.push_back(allocated + i * kBytesPerLaunch);
   }
   return take();
 }
 
-CUdeviceptr OfGraph(const DriverApi& api, unsigned long long context, CUgraph graph) {
-  auto lent = std::make_unique<Lent>(Lent{context, Take(api, context)});
+CUdeviceptr CountersForGraph(const DriverApi& api, unsigned long long context, CUgraph graph) {
+  auto owned = std::make_unique<GraphCounters>(GraphCounters{context, Take(api, context)});
+  const CUdeviceptr counters = owned->counters;
   CUuserObject object = nullptr;
-  Check("cuUserObjectCreate", api.cuUserObjectCreate(&object, lent.get(), &GiveBack, 1,
-                                                     CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
-  const CUdeviceptr counters = lent.release()->counters;
-  Check("cuGraphRetainUserObject",
-        api.cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE));
+  const CUresult created =
+      api.cuUserObjectCreate(&object, owned.get(), &GiveBack, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
+  GraphCounters* const given = owned.release();
+  if (created != CUDA_SUCCESS) GiveBack(given);
+  Check("cuUserObjectCreate", created);
+  const CUresult retained =
+      api.cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
+  if (retained != CUDA_SUCCESS) Check("cuUserObjectRelease", api.cuUserObjectRelease(object, 1));
+  Check("cuGraphRetainUserObject", retained);
   return counters;
-}
-
-// What tells a stream of a context from others: its handle, which another stream may only have when
-// the work of this one is done. One handle stands for the default stream of each thread.
-unsigned long long IdOf(const DriverApi& api, CUstream stream) {
-  if (stream == CU_STREAM_LEGACY) return 0;
-  if (stream != CU_STREAM_PER_THREAD) return reinterpret_cast<std::uintptr_t>(stream);
-  unsigned long long id = 0;
-  Check("cuStreamGetId", api.cuStreamGetId(stream, &id));
-  // Handles are addresses or small numbers.
-  return id | 1ULL << 63;
 }
 
 }  // namespace
@@ -128,19 +126,21 @@ CUdeviceptr CountersFor(const DriverApi& api, CUstream stream) {
   CUgraph graph = nullptr;
   Check("cuStreamGetCaptureInfo",
         api.cuStreamGetCaptureInfo(stream, &status, nullptr, &graph, nullptr, nullptr, nullptr));
-  if (status == CU_STREAM_CAPTURE_STATUS_ACTIVE) return OfGraph(api, context, graph);
+  if (status == CU_STREAM_CAPTURE_STATUS_ACTIVE) return CountersForGraph(api, context, graph);
 
-  const unsigned long long id = IdOf(api, stream);
+  // Unlike a handle, it is never given to another stream.
+  unsigned long long id = 0;
+  Check("cuStreamGetId", api.cuStreamGetId(stream, &id));
   Store& store = TheStore();
   {
     const std::lock_guard<std::mutex> lock(store.mutex);
-    const auto& of_stream = store.of_context[context].of_stream;
-    if (const auto found = of_stream.find(id); found != of_stream.end()) return found->second;
+    const auto& by_stream = store.by_context[context].by_stream;
+    if (const auto found = by_stream.find(id); found != by_stream.end()) return found->second;
   }
   const CUdeviceptr taken = Take(api, context);
   const std::lock_guard<std::mutex> lock(store.mutex);
-  Counters& counters = store.of_context[context];
-  const auto [found, is_new] = counters.of_stream.emplace(id, taken);
+  Counters& counters = store.by_context[context];
+  const auto [found, is_new] = counters.by_stream.emplace(id, taken);
   if (!is_new) counters.free.push_back(taken);  // another thread was faster
   return found->second;
 }

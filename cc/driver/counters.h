@@ -6,15 +6,17 @@
 
 namespace stoneware::driver {
 
-// Of 32 bits, for one launch.
-inline constexpr int kCountersOfLaunch = 512;
+// Counters of 32 bits for each launch.
+inline constexpr int kCountersPerLaunch = 512;
 
 // Counters, all 0, for a kernel that is queued on `stream` in the current context. It must leave
 // them at 0. Nothing is queued here.
 //
-// Kernels of one stream run one after the other, and share theirs. Graphs may run at the same time:
-// a captured kernel has its own, until its graph and what was instantiated from it are destroyed.
-// Allocates device memory from time to time. Throws DriverError. Thread-safe.
+// Kernels of one stream run one after the other, and share theirs: 2 KiB for each stream that was
+// ever used. Graphs may run at the same time: a captured kernel has its own, until its graph and
+// what was instantiated from it are destroyed. Two executables of one graph must not run at the
+// same time, as they must not with torch's temporaries. Allocates device memory from time to time.
+// Throws DriverError. Thread-safe.
 CUdeviceptr CountersFor(const DriverApi& api, CUstream stream);
 
 }  // namespace stoneware::driver

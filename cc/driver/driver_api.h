@@ -52,6 +52,7 @@ namespace stoneware::driver {
   ENTRY(cuStreamSynchronize, 2000)                         \
   ENTRY(cuThreadExchangeStreamCaptureMode, 10010)          \
   ENTRY(cuUserObjectCreate, 11030)                         \
+  ENTRY(cuUserObjectRelease, 11030)                        \
   ENTRY(cuGraphRetainUserObject, 11030)
 
 // The oldest driver that has every entry point above, as cuDriverGetVersion counts.

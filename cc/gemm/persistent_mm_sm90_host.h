@@ -44,7 +44,9 @@ struct PersistentMmHost {
            Shape::CanSplit(problem.splits) && problem.splits <= CeilDiv(problem.k, Shape::kTileK) &&
            // Blocks along x are counted in an int.
            num_tiles * problem.splits <= std::numeric_limits<int>::max() &&
-           (!SharesGrid(problem) || num_tiles * Shape::kSharingBlocks <= driver::kCountersOfLaunch);
+           (!SharesGrid(problem) ||
+            (num_tiles * Shape::kSharingBlocks <= driver::kCountersPerLaunch &&
+             WorkspaceBytes(problem) <= kMaxWorkspaceBytes));
   }
 
   static std::size_t WorkspaceBytes(const GemmProblem& problem) {
@@ -98,6 +100,9 @@ struct PersistentMmHost {
   // An SM has 228 KiB of shared memory, of which the system takes 1 KiB per block (CUDA C++
   // Programming Guide, compute capability 9.0).
   static constexpr int kBlocksPerSm = 228 * 1024 / (Shape::kSharedBytes + 1024);
+
+  // Of _MAX_WORKSPACE_BYTES of kernels/split_k.py.
+  static constexpr std::size_t kMaxWorkspaceBytes = 64 << 20;
 
   // Rows of a and columns of b of a cluster's tiles, which are counted together.
   static constexpr int kClusterM = Shape::kTileM * Shape::kBlocksAlongM;

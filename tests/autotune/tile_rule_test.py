@@ -169,6 +169,10 @@ def test_clusters_share_k_where_that_fills_the_waves() -> None:
     assert why_not(of_grid, 4096, 16 * 128, 4096, 2) is None
     assert "must have at most 512 tiles to split k, but has 576" in why_not(of_grid, 4096, 17 * 128, 4096, 2)
     assert splits_to_time(of_grid, 4096, 17 * 128, 4096, 132) == [1]
+    # Each share of a tile has 64 KiB of partial sums, and all may have 64 MiB.
+    assert "must have at most 67108864 bytes of partial sums, but has 100663296" in why_not(
+        of_grid, 4096, 16 * 128, 4096, 3
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,18 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <iterator>
 #include <set>
 #include <string>
 #include <thread>
+#include <vector>
 
 namespace {
 
 using stoneware::driver::CountersFor;
 using stoneware::driver::DriverApi;
 using stoneware::driver::DriverError;
-using stoneware::driver::kCountersOfLaunch;
+using stoneware::driver::kCountersPerLaunch;
 
 int g_failures = 0;
 
@@ -71,7 +73,7 @@ int main(int argc, char** argv) {
   forget();
   const CUdeviceptr some = For(kSome);
   EXPECT(recorded("mode=2\ncuMemAlloc"));  // relaxed
-  EXPECT(recorded("cuMemsetD32Async value=0 count=" + std::to_string(256 * kCountersOfLaunch) +
+  EXPECT(recorded("cuMemsetD32Async value=0 count=" + std::to_string(256 * kCountersPerLaunch) +
                   "\ncuStreamSynchronize stream=20480\n"));
   EXPECT(recorded("cuThreadExchangeStreamCaptureMode mode=0\n"));  // as before: global
   forget();
@@ -98,6 +100,38 @@ int main(int argc, char** argv) {
   EXPECT(of_graph.count(For(kSome)) == 1);
   capture(0);
   EXPECT(For(kSome) == some);
+
+  // A graph that could not own its counters leaves them to the next.
+  capture(10);
+  const CUdeviceptr first = For(kSome);
+  destroy(10);
+  for (const char* call : {"cuUserObjectCreate", "cuGraphRetainUserObject"}) {
+    fail(call, CUDA_ERROR_INVALID_VALUE);
+    try {
+      For(kSome);
+      Expect(false, "a graph that owns nothing must throw");
+    } catch (const DriverError& error) {
+      EXPECT(error.call() == call);
+    }
+    fail(call, 0);
+    EXPECT(For(kSome) == first);
+    destroy(10);
+  }
+  capture(0);
+
+  // Threads that meet on a new stream share its counters.
+  CUcontext context = nullptr;
+  DriverApi::Get().cuCtxGetCurrent(&context);
+  CUdeviceptr of_threads[8] = {};
+  std::vector<std::thread> threads;
+  for (CUdeviceptr& counters : of_threads) {
+    threads.emplace_back([&counters, context] {
+      DriverApi::Get().cuCtxPushCurrent(context);
+      counters = For(0x3000);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT(std::set<CUdeviceptr>(std::begin(of_threads), std::end(of_threads)).size() == 1);
 
   // There are always more.
   capture(9);

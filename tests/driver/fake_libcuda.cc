@@ -366,11 +366,15 @@ FAKE_EXPORT CUresult cuStreamSynchronize(CUstream stream) {
   return CUDA_SUCCESS;
 }
 
-// The default stream of each thread has its own.
+// The default stream of each thread has its own, and the legacy one is the same by both its
+// handles.
 FAKE_EXPORT CUresult cuStreamGetId(CUstream stream, unsigned long long* id) {
   FAKE_CALL(Call("cuStreamGetId").With("stream", stream));
   static thread_local const char of_thread = 0;
-  *id = reinterpret_cast<std::uintptr_t>(&of_thread);
+  *id = reinterpret_cast<std::uintptr_t>(stream == CU_STREAM_PER_THREAD ? &of_thread : nullptr);
+  if (stream != CU_STREAM_PER_THREAD && stream != CU_STREAM_LEGACY) {
+    *id = reinterpret_cast<std::uintptr_t>(stream);
+  }
   return CUDA_SUCCESS;
 }
 
@@ -394,6 +398,13 @@ FAKE_EXPORT CUresult cuUserObjectCreate(CUuserObject* object, void* pointer, CUh
                                         unsigned references, unsigned flags) {
   FAKE_CALL(Call("cuUserObjectCreate").With("references", references).With("flags", flags));
   *object = new CUuserObject_st{pointer, destroy};
+  return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT CUresult cuUserObjectRelease(CUuserObject object, unsigned count) {
+  FAKE_CALL(Call("cuUserObjectRelease").With("count", count));
+  object->destroy(object->pointer);
+  delete object;
   return CUDA_SUCCESS;
 }
 
@@ -464,6 +475,7 @@ FAKE_EXPORT CUresult cuGetProcAddress(const char* symbol, void** function, int v
       FAKE_ENTRY(cuStreamSynchronize),
       FAKE_ENTRY(cuThreadExchangeStreamCaptureMode),
       FAKE_ENTRY(cuUserObjectCreate),
+      FAKE_ENTRY(cuUserObjectRelease),
       FAKE_ENTRY(cuGraphRetainUserObject),
   };
   FAKE_CALL(Call("cuGetProcAddress_v2")

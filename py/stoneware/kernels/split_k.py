@@ -24,8 +24,11 @@ one does, and of those that share columns always. Where there are more, k is bet
 have all of it go from tile to tile without a pause."""
 
 _MAX_COUNTED_BLOCKS = 512
-"""Blocks of d that may have their k shared by clusters: each has a counter (kCountersOfLaunch of
+"""Blocks of d that may have their k shared by clusters: each has a counter (kCountersPerLaunch of
 cc/driver/counters.h)."""
+
+_MAX_WORKSPACE_BYTES = 64 << 20
+"""Of the partial sums of clusters that share k: as many as an H200 has L2, which an H100 has less of."""
 
 _GRID_SPLITS_TO_TIME = 2
 """Beside no split: a kernel runs with up to 16."""
@@ -53,22 +56,29 @@ def why_not(kernel: KernelRecord, m: int, n: int, k: int, splits: int) -> str | 
         return f"kernel {kernel.id!r} cannot split k, and splits={splits}; use splits=1"
     runs = [number for number in _runs(kernel) if number <= -(-k // kernel.config["tile"][2])]
     if splits > runs[-1]:
-        return f"splits={splits} must be at most {runs[-1]} for kernel {kernel.id!r} at k={k}"
+        return f"splits={splits} must be at most {runs[-1]} for kernel {kernel.id!r} at k={k}; use splits={runs[-1]}"
     if splits not in runs:
         nearest = max(number for number in runs if number < splits)
         all_runs = ", ".join(map(str, runs))
         return f"splits={splits} must be one of {all_runs} for kernel {kernel.id!r} at k={k}; use splits={nearest}"
-    if _shares_grid(kernel) and (blocks := _blocks(kernel, m, n)) > _MAX_COUNTED_BLOCKS:
-        return (
-            f"kernel {kernel.id!r} must have at most {_MAX_COUNTED_BLOCKS} tiles to split k, but has {blocks} at "
-            f"m={m}, n={n}; use splits=1"
-        )
+    if _shares_grid(kernel):
+        blocks = _blocks(kernel, m, n)
+        if blocks > _MAX_COUNTED_BLOCKS:
+            return (
+                f"kernel {kernel.id!r} must have at most {_MAX_COUNTED_BLOCKS} tiles to split k, but has {blocks} at "
+                f"m={m}, n={n}; use splits=1"
+            )
+        if (num_bytes := _workspace_bytes(kernel, blocks, splits)) > _MAX_WORKSPACE_BYTES:
+            return (
+                f"splits={splits} of kernel {kernel.id!r} must have at most {_MAX_WORKSPACE_BYTES} bytes of partial "
+                f"sums, but has {num_bytes} at m={m}, n={n}; use fewer splits"
+            )
     return None
 
 
 def _runs(kernel: KernelRecord) -> Sequence[int]:
     """The splits that a kernel runs with, from 1 up: powers of two if blocks share warps; if they share columns, every
-    number whose partial sums fit in shared memory."""
+    number whose partial sums fit in shared memory; if clusters share the grid, every number up to 16."""
     return kernel.config["splits"]
 
 
@@ -89,6 +99,11 @@ def _blocks(kernel: KernelRecord, m: int, n: int) -> int:
     return int(clusters * along_rows * along_columns)
 
 
+def _workspace_bytes(kernel: KernelRecord, blocks: int, splits: int) -> int:
+    rows, columns, _ = kernel.config["tile"]
+    return int(blocks * splits * rows * columns * 4)
+
+
 def splits_to_time(kernel: KernelRecord, m: int, n: int, k: int, num_sms: int) -> list[int]:
     """The splits that may be the fastest on a device of `num_sms` SMs; [1] if the kernel has none.
 
@@ -102,8 +117,12 @@ def splits_to_time(kernel: KernelRecord, m: int, n: int, k: int, num_sms: int) -
     runs = [splits for splits in _runs(kernel) if splits <= max(num_steps // _LEAST_STEPS, 1)]
     if _shares_grid(kernel):
         # Clusters of four and eight do not find room on all SMs (docs/design/clusters_sm90.md).
-        of_cluster = kernel.config["cluster"][0] * kernel.config["cluster"][1]
-        return _grid_splits_to_time(runs, tiles, num_steps, num_sms if of_cluster <= 2 else num_sms - num_sms // 11)
+        cluster_blocks = kernel.config["cluster"][0] * kernel.config["cluster"][1]
+        runs = [
+            splits for splits in runs if _workspace_bytes(kernel, tiles, splits) <= _MAX_WORKSPACE_BYTES or splits == 1
+        ]
+        at_once = num_sms if cluster_blocks <= 2 else num_sms - num_sms // 11
+        return _grid_splits_to_time(runs, tiles, num_steps, at_once)
     at_once = num_sms * (1 if _shares_columns(kernel) else _MAX_BLOCKS_PER_SM)
     worth = [
         splits
@@ -114,7 +133,7 @@ def splits_to_time(kernel: KernelRecord, m: int, n: int, k: int, num_sms: int) -
 
 
 def _grid_splits_to_time(runs: Sequence[int], tiles: int, num_steps: int, at_once: int) -> list[int]:
-    """Of clusters that share k: 1, and what should be the fastest two, if they shorten what the last block waits for.
+    """1, and the two splits that should be the fastest, if they shorten what the last block waits for.
 
     In steps of a tile's k, a wave takes five more than its blocks have, and each share adds half of one: the last
     block reads its sums again.
