@@ -7,10 +7,9 @@
 //   std::size_t workspace_bytes() const;
 //   void Launch(void* const* tensors, CUstream stream) const;
 //
-// Launch takes device addresses, nullptr for a tensor that is absent, and the workspace's behind
-// them unless that has 0 bytes. It is called without the GIL:
-// the driver may wait for room in the stream's queue, and a callback that frees some may need the
-// interpreter.
+// Launch takes device addresses, nullptr for a tensor that is absent, and last the workspace's
+// unless that has 0 bytes. It is called without the GIL: the driver may wait for room in the
+// stream's queue, and a callback that frees some may need the interpreter.
 
 #pragma once
 
@@ -92,12 +91,17 @@ nb::capsule NativeLaunchOf(nb::handle owner) {
 
 template <class Plan>
 void Call(const Plan& plan, std::uint64_t stream, const std::vector<std::uint64_t>& addresses) {
-  const std::size_t takes = plan.num_tensors() + (plan.workspace_bytes() != 0 ? 1 : 0);
-  if (addresses.size() != takes) {
-    throw nb::type_error(("the plan takes " + std::to_string(takes) + " addresses, but got " +
-                          std::to_string(addresses.size()) +
-                          "; pass one for each tensor, 0 for none, and one of a workspace")
-                             .c_str());
+  const bool has_workspace = plan.workspace_bytes() != 0;
+  const std::size_t num_addresses = plan.num_tensors() + (has_workspace ? 1 : 0);
+  if (addresses.size() != num_addresses) {
+    std::string message = "the plan takes " + std::to_string(num_addresses) +
+                          " addresses, but got " + std::to_string(addresses.size()) +
+                          "; pass one for each tensor, 0 for none";
+    if (has_workspace) {
+      message +=
+          ", and last that of " + std::to_string(plan.workspace_bytes()) + " bytes of workspace";
+    }
+    throw nb::type_error(message.c_str());
   }
   std::vector<void*> tensors;
   for (const std::uint64_t address : addresses) tensors.push_back(reinterpret_cast<void*>(address));

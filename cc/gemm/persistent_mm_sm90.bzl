@@ -138,7 +138,7 @@ _FIELDS = {
         one_of("columns", "grid", "warps"),
         "what each of the blocks that share the k of a tile stores of it: the sums of some warps; groups of columns, for " +
         "wide tiles, whose partial sums take the place of the stages; or \"grid\", all or nothing: the last to have its " +
-        "sums finds those of the others in global memory, and their clusters may be anywhere in the grid",
+        "sums finds those of the others in global memory, and consecutive clusters of the grid share",
         default = "warps",
     ),
     "full_tiles": field(
@@ -422,7 +422,7 @@ def _promoting_rules(config):
     ]
 
 def _shared_part(config):
-    """What an id says of what is shared: of columns by how many blocks, if by more than usual."""
+    """The part of an id that names what is shared: of columns by how many blocks, if by more than usual."""
     if config.shares == "grid":
         return "grid"
     if config.shares != "columns":

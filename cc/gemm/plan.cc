@@ -121,9 +121,9 @@ Plan::Plan(std::string_view kernel, std::vector<void* GemmTensors::*> order,
     : entry_(FindKernel(kernel).entry),
       cubin_(FindKernel(kernel).cubin),
       order_(std::move(order)),
-      problem_(problem),
-      workspace_bytes_(entry_.workspace_bytes(problem)) {
+      problem_(problem) {
   CheckProblem();
+  workspace_bytes_ = entry().workspace_bytes(problem);
 }
 
 Plan::Plan(std::shared_ptr<LinkedKernel> linked, std::vector<void* GemmTensors::*> order,
@@ -133,9 +133,9 @@ Plan::Plan(std::shared_ptr<LinkedKernel> linked, std::vector<void* GemmTensors::
       cubin_(linked_->cubin),
       order_(std::move(order)),
       problem_(problem),
-      epilogue_(std::move(epilogue)),
-      workspace_bytes_(entry_.workspace_bytes(problem)) {
+      epilogue_(std::move(epilogue)) {
   CheckProblem();
+  workspace_bytes_ = entry().workspace_bytes(problem);
   CheckEpilogue();
 }
 

@@ -97,7 +97,7 @@ class Plan {
   const std::vector<void* GemmTensors::*> order_;
   const GemmProblem problem_;
   const EpilogueArguments epilogue_;
-  const std::size_t workspace_bytes_;
+  std::size_t workspace_bytes_ = 0;
 
   mutable std::mutex memo_mutex_;
   const std::unique_ptr<host_adapter::TensorMapMemo> memo_ =

@@ -130,4 +130,5 @@ def test_more_tiles_than_counters_are_not_split(run_with_fake: Any) -> None:
 report([error_of(lambda: {_plan_of_grid(splits=2, m=3000)}), error_of(lambda: {_plan_of_grid(splits=1, m=3000)})])
     """)
     assert error["type"] == "ValueError"
+    assert f"kernel {_OF_GRID} cannot compute" in error["message"]
     assert unsplit is None

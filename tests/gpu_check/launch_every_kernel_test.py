@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stoneware import specs
-from stoneware.kernels import manifest, tile_rule
+from stoneware.kernels import manifest, split_k, tile_rule
 from stoneware.kernels.config import Config
 from stoneware.kernels.manifest import KernelRecord
 from stoneware.measuring import operands
@@ -45,7 +45,8 @@ def test_every_kernel_has_launches_that_cut_tiles_off_and_fill_its_stages(kernel
     assert not getattr(last.problem, "has_bias", False)
     if kernel.config.get("schedule") == "splitk":
         assert [launch.splits for launch in launches][:2] == [1, 2]
-        assert launches[-2].splits * tiling.cluster_m * tiling.cluster_n <= 8
+        blocks_along_k = split_k.blocks_along_k(kernel, launches[-2].splits)
+        assert blocks_along_k * tiling.cluster_m * tiling.cluster_n <= 8
     clusters = -(-last.problem.n // (tiling.n * tiling.cluster_n)) * (
         -(-max(last.counts or (last.problem.m,)) // (tiling.m * tiling.cluster_m))
     )

@@ -24,7 +24,7 @@ SWIZZLES = (1, 2, 4, 8)
 
 SPLITS = tuple(range(1, 17))
 """Blocks that may share the k of one output tile: those of a cluster, of which every GPU that has clusters
-takes eight (CUDA C++ Programming Guide, thread block clusters), or of clusters anywhere in the grid."""
+takes eight (CUDA C++ Programming Guide, thread block clusters), or consecutive clusters."""
 
 RASTERS = ("heuristic", "along_m", "along_n")
 """Orders in which the CUTLASS tile scheduler walks over the output tiles."""
@@ -40,7 +40,7 @@ class Config:
         "torch._scaled_mm".
       max_swizzle: the largest tile swizzle, one of SWIZZLES. Only CUTLASS kernels read it.
       raster: the order of the tiles, one of RASTERS. Only CUTLASS kernels read it.
-      splits: blocks that share the k of one tile, one of SPLITS. Only split-k kernels read it.
+      splits: blocks, or clusters, that share the k of one tile, one of SPLITS. Only split-k kernels read it.
 
     Raises:
       TypeError: a field has the wrong type.
