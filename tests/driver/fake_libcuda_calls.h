@@ -13,9 +13,9 @@
 #include <type_traits>
 #include <vector>
 
-namespace {
+namespace fake_libcuda {
 
-std::string Environment(const char* name, const char* otherwise) {
+inline std::string Environment(const char* name, const char* otherwise) {
   const char* value = std::getenv(name);
   return value != nullptr ? value : otherwise;
 }
@@ -37,13 +37,13 @@ struct State {
   const int slow_ms = std::stoi(Environment("FAKE_LIBCUDA_SLOW_MS", "0"));
 };
 
-State& Fake() {
+inline State& Fake() {
   static State* state = new State;  // outlives every thread that may still call
   return *state;
 }
 
 // Off while a benchmark measures the way to a call: an unrecorded call costs next to nothing.
-bool g_recording = true;
+inline bool g_recording = true;
 
 // One call being recorded: collects the arguments, and knows whether it is to fail.
 class Call {
@@ -81,7 +81,11 @@ class Call {
   std::ostringstream text_;
 };
 
-}  // namespace
+}  // namespace fake_libcuda
+
+using namespace fake_libcuda;
+
+#define FAKE_EXPORT extern "C" __attribute__((visibility("default")))
 
 // A macro and not a function: the fake's entry points return early from it.
 #define FAKE_CALL(call)                                                                 \
