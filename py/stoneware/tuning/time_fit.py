@@ -92,7 +92,7 @@ def models(
                 before = fitted_before[config]
                 fitted.setdefault(family, {})[config] = before._replace(largest_m=max(before.largest_m, largest_m))
                 continue
-            shape = _shape(family, config, manifest)
+            shape, cluster_blocks = _shape(family, config, manifest)
             # Two kinds were measured at other times: those of both together fit no better.
             _, timings = max(sorted(by_candidate[config].items()), key=lambda item: len(item[1]))
             if (
@@ -101,8 +101,7 @@ def models(
                 and len({row[1:4] for row in timings}) >= LEAST_WEIGHTS
                 and len({row[0] for row in timings}) >= LEAST_M_VALUES
             ):
-                shape = shape._replace(largest_m=largest_m)
-                shapes[family, config] = shape, _cluster_blocks(family, config, manifest), sorted(timings)
+                shapes[family, config] = shape._replace(largest_m=largest_m), cluster_blocks, sorted(timings)
     sms_of = _sms_of_clusters(shapes.values(), num_sms)
     for (family, config), (shape, size, timings) in shapes.items():
         model = _model(shape, timings, sms_of[size])
@@ -112,13 +111,17 @@ def models(
     return fitted
 
 
-def _shape(family: Family, config: Config, manifest: Manifest) -> TimeModel | None:
-    """The model of a candidate without its times and its blocks at once; None of an unknown tile."""
+def _shape(family: Family, config: Config, manifest: Manifest) -> tuple[TimeModel | None, int]:
+    """The model of a candidate without its times and its blocks at once, None of an unknown tile; and the blocks of a
+    cluster, with those that share the k of a tile."""
     kernels = manifest.with_tile(family.op, config.backend, config.kernel)
     if not kernels and not is_vendor(config):
-        return None
+        return None, 1
     tiling = tiling_of(kernels[0]) if kernels else _UNKNOWN_TILING
-    return TimeModel(
+    cluster_blocks = tiling.cluster_m * tiling.cluster_n
+    if kernels:
+        cluster_blocks *= blocks_along_k(kernels[0], config.splits)
+    shape = TimeModel(
         tile_m=tiling.m,
         tile_n=tiling.n,
         tile_k=tiling.k,
@@ -133,15 +136,7 @@ def _shape(family: Family, config: Config, manifest: Manifest) -> TimeModel | No
         m_unit=_BLOCK_UNIT_M if is_vendor(config) and "block" in family.scales else 1,
         rows_along=ALONG_N if rows_run_along_n(family.layout) else ALONG_K,
     )
-
-
-def _cluster_blocks(family: Family, config: Config, manifest: Manifest) -> int:
-    """Blocks of a cluster, with those that share the k of a tile."""
-    kernels = manifest.with_tile(family.op, config.backend, config.kernel)
-    if not kernels:
-        return 1
-    tiling = tiling_of(kernels[0])
-    return tiling.cluster_m * tiling.cluster_n * blocks_along_k(kernels[0], config.splits)
+    return shape, cluster_blocks
 
 
 def _sms_of_clusters(
