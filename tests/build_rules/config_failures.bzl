@@ -58,7 +58,7 @@ CONFIG_FAILURES = {
         ),
         "accumulators": (
             {"stages": 3, "tile": [192, 256, 128], "warp_groups": 3},
-            ["at most 88 accumulators with 3 warp groups", "has 128", "change how many warp groups share it"],
+            ["at most 100 accumulators with 3 warp groups", "has 128", "change how many warp groups share it"],
         ),
         "block_accumulators": (
             {"block_scales": True, "stages": 3, "tile": [64, 192, 256]},
@@ -93,8 +93,8 @@ CONFIG_FAILURES = {
             ["tile n must be a multiple of 16 up to 256", "is 72", "change the tile"],
         ),
         "spilled_accumulators": (
-            {"stages": 3, "swap_ab": False, "tile": [256, 176, 128], "warp_groups": 2},
-            ["at most 160 accumulators with 2 warp groups", "has 176", "shrink the tile"],
+            {"stages": 3, "swap_ab": False, "tile": [256, 208, 128], "warp_groups": 2},
+            ["at most 192 accumulators with 2 warp groups", "has 208", "shrink the tile"],
         ),
         "shared_memory": (
             {"stages": 8},
