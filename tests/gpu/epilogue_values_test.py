@@ -309,6 +309,8 @@ def open_kernels() -> list[KernelRecord]:
 def test_dropout_has_the_same_bits_in_every_sort_of_kernel_and_split(kernel: KernelRecord) -> None:
     seed = torch.tensor([random.getrandbits(62)], device="cuda")
     options: dict[str, Any] = {"scales": "row"} if kernel.op == "scaled_mm" else {"dtype": kernel.config["a"]}
+    if kernel.op == "matmul":
+        options["layout"] = kernel.config["layout"]
     if kernel.config.get("scales") == "block":
         options["scales"] = "block"
     if kernel.op == "grouped_mm":
