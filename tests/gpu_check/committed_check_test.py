@@ -26,7 +26,7 @@ CHECKS = [
         "nvidia_h100/check_matmul",
         "nvidia_h200/check",
         "nvidia_h200/check_clusters",
-        "nvidia_h200/check_grid",
+        "nvidia_h200/check_wide",
         "nvidia_h200/check_columns",
         "nvidia_h200/check_grouped_mm",
         "nvidia_h200/check_matmul",
