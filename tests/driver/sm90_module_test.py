@@ -11,7 +11,7 @@ _SPLIT_K = "scaled_mm_sm90_e4m3_e4m3_bf16_64x64x256_1x1x1_splitk1x6_swap"
 _SPLIT_K_TWO_GROUPS = "scaled_mm_sm90_e4m3_e4m3_bf16_128x64x128_1x1x1_splitk2x8_swap"
 _SHARES_COLUMNS = "scaled_mm_sm90_e4m3_e4m3_bf16_64x104x128_1x1x1_splitk1x10_swap_columns"
 _SHARES_COLUMNS_EIGHT_WAYS = "scaled_mm_sm90_e4m3_e4m3_bf16_64x64x128_1x1x1_splitk1x12_swap_columns8"
-_ONE_BOX = "scaled_mm_sm90_e4m3_e4m3_fp16_128x192x128_1x1x1_persistent2x5_swap"
+_ONE_BOX = "scaled_mm_sm90_e4m3_e4m3_fp16_192x176x128_1x1x1_persistent3x4_swap"
 _PERSISTENT = "scaled_mm_sm90_e4m3_e4m3_bf16_128x224x128_1x1x1_persistent2x4"
 
 # Values of the enums in cuda.h.
@@ -93,7 +93,7 @@ report([fake.calls("cuLaunchKernelEx"), entries["{_WIDE}"]])
         (_SHARES_COLUMNS_EIGHT_WAYS, 6, 64, 64, [], "96,1,1", "6,1,1", 160),
         (_SPLIT_K_TWO_GROUPS, 1, 128, 64, ["64,64"], "8,1,1", "0,0,0", 384),
         (_SPLIT_K_TWO_GROUPS, 2, 128, 64, ["64,64"], "16,1,1", "2,1,1", 384),
-        (_ONE_BOX, 1, 128, 192, ["64,64"], "4,1,1", "0,0,0", 384),
+        (_ONE_BOX, 1, 192, 176, ["64,64", "64,48"], "3,1,1", "0,0,0", 512),
         (_PERSISTENT, 1, 224, 128, ["64,64", "32,64"], "3,1,1", "0,0,0", 384),
     ],
 )
@@ -120,7 +120,7 @@ report([fake.calls("cuTensorMapEncodeTiled"), fake.calls("cuLaunchKernelEx")])
         # store them. The last may have fewer rows, or fewer columns, whose rows have 64 bytes.
         *((str(_D), "512,100", "1280", box) for box in stored),
     ]
-    swizzles = {"64,64": _SWIZZLE_128B, "64,40": _SWIZZLE_128B, "32,64": _SWIZZLE_64B}
+    swizzles = dict.fromkeys(["64,64", "64,48", "64,40"], _SWIZZLE_128B) | {"32,64": _SWIZZLE_64B}
     assert [one["swizzle"] for one in maps[2:]] == [swizzles[box] for box in stored]
     assert (launch["grid"], launch["cluster"]) == (grid, cluster)
     assert launch["block"] == f"{threads},1,1"
