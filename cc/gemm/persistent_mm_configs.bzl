@@ -92,8 +92,7 @@ _BLOCK_SCALES = [
 # Clusters, where operands are to be read from L2 less often: for a short n, a long k, or rows that begin within a
 # line of L2. Blocks along the tile's m and n load operands for each other, and blocks may share k, where m and n have
 # few tiles. By op, (m, n) of the tile, stages, whether operands are swapped, blocks along m and n, and up to how many
-# of each share k. The last eight of matmul and the last five of scaled_mm are tiles and clusters of torch's kernels
-# (docs/design/clusters_sm90.md has how all were chosen).
+# of each share k. docs/design/clusters_sm90.md has how they were chosen.
 _CLUSTERS = {
     "matmul": [
         ((64, 64), 12, True, (1, 1), 8),

@@ -48,8 +48,8 @@ _OPERAND_BYTES = {"bf16": 2, "e4m3": 1, "e5m2": 1, "fp16": 2}
 _OUT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 # Warp groups of a block -> fp32 accumulators that fit the registers of a thread (kConsumerRegisters).
-# Measured with ptxas 13.0: swapped operands and bf16 reach these; other tiles may spill before, which fails the
-# build. With three warp groups 192x208 does not compile; with four a thread has too few registers for any.
+# Measured with ptxas 13.0: bf16 with swapped operands reaches these. Others may spill with fewer, and then nvcc_wrapper
+# refuses the kernel. With three warp groups 192x208 does not compile; with four a thread has too few registers for any.
 _MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 100}
 
 # Warp groups of a block -> blocks that may share the k of a tile. Each block stores the sums of whole
