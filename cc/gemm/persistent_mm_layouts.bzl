@@ -1,8 +1,8 @@
 """Tiles of bf16 in layouts nn and tn, and with results in fp32. `persistent_mm_configs.bzl` makes kernels of them."""
 
-# Layouts nn and tn of bf16: (m, n) of the tile, stages, whether operands are swapped, blocks along m and n, and up to how
-# many share k: up to 8 blocks of a cluster, or 16 clusters of the grid. Where the tile's columns run fastest in memory, they are a multiple of 32. docs/design/layouts_sm90.md
-# and clusters_sm90.md have how they were chosen.
+# Layouts nn and tn of bf16: (m, n) of the tile, stages, whether operands are swapped, blocks along m and n, and up to
+# how many share k: up to 8 blocks of a cluster, or 16 clusters of the grid. Where the tile's columns run fastest in
+# memory, they are a multiple of 32. docs/design/layouts_sm90.md and clusters_sm90.md have how they were chosen.
 LAYOUT_TILES = {
     "nn": [
         ((64, 72), 12, True, (1, 1), 1),
