@@ -57,7 +57,6 @@ GROUPED_MM_SM90 = [
         stages = stages,
         warp_groups = warp_groups,
         swap_ab = swap_ab,
-        full_tiles = True,
         cluster = (1, along_n, 1),
     )
     for dtype in ["bf16", "e4m3"]
@@ -91,7 +90,6 @@ GROUPED_MM_SM90 = [
         warp_groups = warp_groups,
         swap_ab = warp_groups == 1,
         block_scales = True,
-        full_tiles = True,
         cluster = (1, along_n, 1),
     )
     for tile, stages, warp_groups, along_n in [

@@ -182,6 +182,12 @@ struct SharedMemory {
   }
 };
 
+// Where tile `idx` begins along m or n, of which there are `extent`.
+template <int kTile, bool kIsFull>
+__device__ int FirstOfTile(int idx, int extent) {
+  return kIsFull ? min(idx * kTile, max(extent - kTile, 0)) : idx * kTile;
+}
+
 // Where a tile begins. Tiles go in bands of m, so that the operands of those that run at one time
 // fit L2.
 template <class Shape, bool kGroups = Shape::kGroups>
@@ -197,10 +203,9 @@ struct TileOffset {
     height(n_tile, m_tile, in_band);
     const PlaceInCluster<Shape> place;
     n_tile = n_tile * Shape::kBlocksAlongN + place.along_n;
-    n = n_tile * Shape::kTileN;
+    n = FirstOfTile<Shape::kTileN, Shape::kFullAlongN>(n_tile, params.n);
     m_tile = (band * params.height_of_band.divisor + m_tile) * Shape::kBlocksAlongM + place.along_m;
-    m = m_tile * Shape::kTileM;
-    if constexpr (Shape::kFullTiles) m = min(m, max(params.m - Shape::kTileM, 0));
+    m = FirstOfTile<Shape::kTileM, Shape::kFullAlongM>(m_tile, params.m);
   }
 };
 

@@ -189,7 +189,6 @@ def _fitted_config(
         swap_ab,
         shares = "warps",
         max_splits = None,
-        full_tiles = True,
         **fields):
     return persistent_mm_config(
         op = op,
@@ -200,7 +199,6 @@ def _fitted_config(
         warp_groups = 2 if tile[0] == 256 else tile[0] // 64,
         swap_ab = swap_ab,
         shares = shares,
-        full_tiles = full_tiles,
         max_splits = max_splits or (1 if shares == "warps" else None),
         **fields
     )
@@ -281,7 +279,6 @@ PERSISTENT_MM_SM90 = [
         tile = tile,
         stages = stages,
         block_scales = True,
-        full_tiles = True,
         max_splits = 1,
     )
     for tile, stages in [
@@ -419,7 +416,6 @@ PERSISTENT_MM_SM90 = [
         swap_ab,
         shares = _SHARES[splits],
         max_splits = splits,
-        full_tiles = False,
         cluster = blocks + (1,),
         layout = layout,
     )

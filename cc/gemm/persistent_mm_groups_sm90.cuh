@@ -35,14 +35,14 @@ struct TileOffset<Shape, true> {
     if constexpr (Shape::kBlocksAlongN > 1) {
       n_tile = n_tile * Shape::kBlocksAlongN + static_cast<int>(BlockInCluster());
     }
-    n = n_tile * Shape::kTileN;
+    n = FirstOfTile<Shape::kTileN, Shape::kFullAlongN>(n_tile, params.n);
     m = rows.begin + found.m_idx * Shape::kTileM;
     int extent = Shape::kTileM;
     if constexpr (kHasHalves) {
       is_half = rows.end - m <= Shape::kTileM / 2;
       if (is_half) extent = Shape::kTileM / 2;
     }
-    if constexpr (Shape::kFullTiles) m = min(m, max(rows.end - extent, rows.begin));
+    m = min(m, max(rows.end - extent, rows.begin));
   }
 
   // Tiles of a cluster, whose blocks lie side by side.

@@ -13,19 +13,23 @@
 namespace stoneware::gemm::sm90 {
 
 // Loads this block's part of a chunk of k of an operand, from row `first_row` on, to its place in
-// `chunk`: load(box, x, y) of each box, with its coordinates in the tensor map.
+// `chunk`: load(box, x, y) of each box, with its coordinates in the tensor map. If k runs fastest,
+// the box has `box_rows` rows.
 template <class Boxes, class Load>
-__device__ __forceinline__ void LoadPart(void* chunk, int part, int first_row, int k,
+__device__ __forceinline__ void LoadPart(void* chunk, int part, int first_row, int k, int box_rows,
                                          const Load& load) {
-  char* const bytes = static_cast<char*>(chunk) + part * Boxes::kPartBytes;
-  const int row = first_row + part * Boxes::kRowsFromPartToPart;
+  char* const bytes = static_cast<char*>(chunk);
   if constexpr (Boxes::kContiguous == 0) {
-    load(bytes, k, row);
+    load(bytes + part * box_rows * Boxes::kChunkBytes, k, first_row + part * box_rows);
   } else {
-    const int part_k = k + part * Boxes::kKFromPartToPart;
+    const int part_row = Boxes::kDividesK ? 0 : part * (Boxes::kNumber * Boxes::kContiguous);
+    const int part_k = part * Boxes::kKFromPartToPart;
 #pragma unroll
     for (int box = 0; box < Boxes::kNumber; ++box) {
-      load(bytes + box * Boxes::kBytesFromBoxToBox, row + box * Boxes::kContiguous, part_k);
+      // One k of a box takes a row of the swizzle.
+      load(bytes + part_row * Boxes::kChunkBytes + part_k * (Boxes::kContiguous * 2) +
+               box * Boxes::kBytesFromBoxToBox,
+           first_row + part_row + box * Boxes::kContiguous, k + part_k);
     }
   }
 }
@@ -85,7 +89,7 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
         Mbarrier* const full = &shared.full[stage];
         // In the first round the stage is empty: the phase before the first counts as complete.
         shared.empty[stage].Wait(ring.parity ^ 1);
-        full->ArriveAndExpect(Shape::kRowStageBytes + Shape::kColumnStageBytes);
+        full->ArriveAndExpect(params.stage_bytes);
         for (int chunk = 0; chunk < Shape::kChunks; ++chunk) {
           const int k = (slice.first_step + i) * Shape::kTileK + chunk * Shape::kChunkElements;
           const int position = stage * Shape::kChunks + chunk;
@@ -94,7 +98,8 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
           void* const a_tile = Shape::kSwapAb ? columns : rows;
           void* const b_tile = Shape::kSwapAb ? rows : columns;
           LoadPart<typename Shape::BoxesOfB>(
-              b_tile, PlaceInCluster<Shape>().along_m, offset.n, k, [&](void* box, int x, int y) {
+              b_tile, PlaceInCluster<Shape>().along_m, offset.n, k, params.rows_of_b_box,
+              [&](void* box, int x, int y) {
                 if constexpr (Shape::kBlocksAlongM > 1) {
                   LoadBoxToBlocks(&params.b_map, full, b_hint, box, x, y,
                                   PlaceInCluster<Shape>().SharingB());
@@ -105,7 +110,8 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
                 }
               });
           LoadPart<typename Shape::BoxesOfA>(
-              a_tile, PlaceInCluster<Shape>().along_n, offset.m, k, [&](void* box, int x, int y) {
+              a_tile, PlaceInCluster<Shape>().along_n, offset.m, k, params.rows_of_a_box,
+              [&](void* box, int x, int y) {
                 if constexpr (Shape::kBlocksAlongN > 1) {
                   LoadBoxToBlocks(&params.a_map, full, a_hint, box, x, y,
                                   PlaceInCluster<Shape>().SharingA());

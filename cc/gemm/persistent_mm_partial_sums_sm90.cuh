@@ -39,16 +39,28 @@ __device__ bool AddPartialSums(const SharedMemory<Shape>& shared,
     return false;
   }
   shared.summed->WaitForCluster();
-  for (int slot = 0; slot + 1 < slice.splits; ++slot) {
+  // In the order of k, so that the bits of an element do not depend on which block adds them.
+  float totals[Shape::kRowSteps][Shape::kSums] = {};
+#pragma unroll 1
+  for (int from = 0; from < slice.splits; ++from) {
+    const std::uint32_t part =
+        partial + static_cast<std::uint32_t>((from - (from > rank)) * sender_bytes);
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
-      const float4 other = LoadShared(partial + slot * sender_bytes + i * 32 * 16);
-      float* const word = &sums[i / kWordsOfStep][i % kWordsOfStep * 4];
-      word[0] += other.x;
-      word[1] += other.y;
-      word[2] += other.z;
-      word[3] += other.w;
+      const float* const own = &sums[i / kWordsOfStep][i % kWordsOfStep * 4];
+      float* const total = &totals[i / kWordsOfStep][i % kWordsOfStep * 4];
+      float4 word = make_float4(own[0], own[1], own[2], own[3]);
+      if (from != rank) word = LoadShared(part + i * 32 * 16);
+      total[0] += word.x;
+      total[1] += word.y;
+      total[2] += word.z;
+      total[3] += word.w;
     }
+  }
+#pragma unroll
+  for (int step = 0; step < Shape::kRowSteps; ++step) {
+#pragma unroll
+    for (int i = 0; i < Shape::kSums; ++i) sums[step][i] = totals[step][i];
   }
   return true;
 }

@@ -140,11 +140,6 @@ _FIELDS = {
         "sums finds those of the others in global memory, and consecutive clusters of the grid share",
         default = "warps",
     ),
-    "full_tiles": field(
-        one_of(True, False),
-        "whether the last tile along m begins where it is full, so that some rows are in two tiles",
-        default = False,
-    ),
     "cluster": field(
         positives("m", "n", "k"),
         "blocks along the tile's m and n that load for each other: of those along n each loads its part of the " +
@@ -270,10 +265,9 @@ def _fp32_rules(config):
                 .format(config.op, config.dtype),
         ),
         (
-            not config.full_tiles and config.tile[1] % (16 if config.swap_ab else 32) == 0,
-            ("a tile of fp32 must have n in multiples of 32, or 16 with swapped operands, and no full tiles, but has n = {} " +
-             "with swap_ab = {} and full_tiles = {}; change them")
-                .format(config.tile[1], config.swap_ab, config.full_tiles),
+            config.tile[1] % (16 if config.swap_ab else 32) == 0,
+            "a tile of fp32 must have n in multiples of 32, or 16 with swapped operands, but has n = {} with swap_ab = {}; change them"
+                .format(config.tile[1], config.swap_ab),
         ),
     ]
 
@@ -473,7 +467,6 @@ def _kernel(config):
             "kBlockScales": config.block_scales,
             "kBlocksAlongM": along_m,
             "kBlocksAlongN": along_n,
-            "kFullTiles": config.full_tiles,
             "kGroups": _has_groups(config),
             "kMaxSplits": config.max_splits,
             "kPromotes": _promotes(config),

@@ -26,11 +26,12 @@ template <class Shape, bool kSplitsK>
 __device__ void FetchAhead(const typename Shape::Params& params,
                            const KSlice<Shape, kSplitsK>& slice) {
   if (params.num_m_tiles > 1) return;
+  const int first_n = FirstOfTile<Shape::kTileN, Shape::kFullAlongN>(slice.first_tile, params.n);
   if constexpr (Shape::kBIsNMajor) {
     constexpr int kLines = Shape::kTileN / 64;  // of a row of b
     for (int line = static_cast<int>(threadIdx.x); line < Shape::kTileK * kLines;
          line += Shape::kConsumerThreads) {
-      const int n = slice.first_tile * Shape::kTileN + line % kLines * 64;
+      const int n = first_n + line % kLines * 64;
       const int k = slice.first_step * Shape::kTileK + line / kLines;
       if (n < params.n && k < params.k) {
         PrefetchToL2(static_cast<const char*>(params.b) + k * params.ldb_bytes +
@@ -40,7 +41,7 @@ __device__ void FetchAhead(const typename Shape::Params& params,
   } else {
     for (int line = static_cast<int>(threadIdx.x); line < Shape::kTileN * Shape::kChunks;
          line += Shape::kConsumerThreads) {
-      const int n = slice.first_tile * Shape::kTileN + line / Shape::kChunks;
+      const int n = first_n + line / Shape::kChunks;
       const int k =
           slice.first_step * Shape::kTileK + line % Shape::kChunks * Shape::kChunkElements;
       if (n < params.n && k < params.k) {

@@ -57,9 +57,9 @@
 // docs/design/persistent_mm_sm90.md has the measurements.
 //
 // Beside what every config has (config.h), one of this family has kStages, kWarpGroups,
-// kBlockScales, kBlocksAlongM, kBlocksAlongN, kFullTiles, kGroups, kMaxSplits, kPromotes,
-// kSharesColumns and kSharesGrid. This header is what the device side (persistent_mm_sm90.cuh) and
-// the host side (persistent_mm_sm90_host.h) share.
+// kBlockScales, kBlocksAlongM, kBlocksAlongN, kGroups, kMaxSplits, kPromotes, kSharesColumns and
+// kSharesGrid. This header is what the device side (persistent_mm_sm90.cuh) and the host side
+// (persistent_mm_sm90_host.h) share.
 
 #pragma once
 
@@ -94,6 +94,9 @@ struct PersistentMmScalars {
   int m;
   int n;
   int k;
+  int stage_bytes;  // that are loaded
+  int rows_of_a_box;
+  int rows_of_b_box;
   int num_k_tiles;
   int num_m_tiles;
   int num_tiles;  // of d
@@ -160,8 +163,10 @@ struct PersistentMmSmallerParams<true> {
 
 // The boxes in which `kBlocks` blocks of a cluster load the `kRows` rows of an operand for each
 // other, a chunk of k at a time. If k runs fastest, each block loads one box, of its part of the
-// rows. If rows run fastest, a box has `kContiguousRows` of them; each block loads some boxes or,
-// if these cannot be divided, a part of the k of all.
+// rows. If the operand has fewer rows, so have the boxes: TMA takes longer to fill a row with zeros
+// than to load one, and what the rows beyond hold is never stored. If rows run fastest, a box has
+// `kContiguousRows` of them; each block loads some boxes or, if these cannot be divided, a part of
+// the k of all.
 template <int kRows, int kContiguousRows, int kBlocks>
 struct OperandBoxes {
   static constexpr int kChunkBytes = 128;  // of k, of a row
@@ -169,16 +174,23 @@ struct OperandBoxes {
   static constexpr int kContiguousK = kChunkBytes / 2;  // elements of 16 bits
   static constexpr bool kDividesK = kContiguous > 0 && kRows / kContiguous % kBlocks != 0;
 
-  // What the tensor map's box has.
+  // What the tensor map's box has, at most.
   static constexpr int kRowsOfBox = kContiguous > 0 ? kContiguous : kRows / kBlocks;
   static constexpr int kKOfBox = kDividesK ? kContiguousK / kBlocks : kContiguousK;
 
   static constexpr int kNumber = kRows / (kDividesK ? kRowsOfBox : kRowsOfBox * kBlocks);
   static constexpr int kBytesFromBoxToBox = kRowsOfBox * kChunkBytes;
-  static constexpr int kRowsFromPartToPart = kDividesK ? 0 : kRows / kBlocks;
   static constexpr int kKFromPartToPart = kDividesK ? kKOfBox : 0;
-  static constexpr int kPartBytes =
-      kDividesK ? kKOfBox * kContiguous * 2 : kRowsFromPartToPart * kChunkBytes;
+
+  // What it has of an operand of `rows` rows.
+  static constexpr int RowsOfBox(int rows) {
+    return kContiguous > 0 || rows >= kRows ? kRowsOfBox : (rows - 1) / kBlocks + 1;
+  }
+
+  // What all blocks load of a chunk.
+  static constexpr int BytesOfChunk(int rows) {
+    return (kContiguous > 0 ? kRows : RowsOfBox(rows) * kBlocks) * kChunkBytes;
+  }
 };
 
 // What follows from a config alone.
@@ -190,10 +202,6 @@ struct PersistentMmShape {
   static constexpr int kOperandBytes = BytesOf(kA);
   static_assert(kOperandBytes == BytesOf(kB));
   static constexpr int kOutBytes = BytesOf(kOut);
-
-  // The last tile along m begins so early that it is full: a tile with rows beyond m can take twice
-  // as long. Rows that are in two tiles have the same bits in both.
-  static constexpr bool kFullTiles = Config::kFullTiles;
 
   static constexpr bool kGroups = Config::kGroups;
 
@@ -308,10 +316,16 @@ struct PersistentMmShape {
 
   static_assert(kColumns % (kSwapAb ? 8 : 16) == 0, "persistent_mm_sm90.bzl refuses such a config");
 
-  // A result in fp32 may be added to d. No row may then be in two tiles.
+  // A result in fp32 may be added to d.
   static constexpr bool kFloatOut = kOutBytes == 4;
-  static_assert(!kFloatOut || (!kGroups && !kFullTiles && !kPromotes),
+  static_assert(!kFloatOut || (!kGroups && !kPromotes),
                 "persistent_mm_sm90.bzl refuses such a config");
+
+  // The last tile along m, and along n, begins so early that it is full: one with rows beyond an
+  // operand can take twice as long. What is in two tiles has the same bits in both, but must not be
+  // added to d. A tile with block scales begins at a multiple of its n.
+  static constexpr bool kFullAlongM = !kFloatOut;
+  static constexpr bool kFullAlongN = !kFloatOut && !kBlockScales;
 
   // From m = 64 on a tile is stored in boxes of 64 of m by 128 bytes of n: each warp group writes
   // them to shared memory, from where TMA stores them. Columns beyond the whole boxes are a smaller

@@ -185,8 +185,8 @@ struct PersistentMmHost {
     if constexpr (Boxes::kContiguous > 0) {
       EncodeOperandMap(map, dtype, address, k, rows, stride, Boxes::kKOfBox, Boxes::kRowsOfBox * 2);
     } else {
-      EncodeOperandMap(map, dtype, address, rows, k, stride, Boxes::kRowsOfBox, Boxes::kChunkBytes,
-                       num_matrices, matrix_stride);
+      EncodeOperandMap(map, dtype, address, rows, k, stride, Boxes::RowsOfBox(rows),
+                       Boxes::kChunkBytes, num_matrices, matrix_stride);
     }
   }
 
@@ -242,6 +242,10 @@ struct PersistentMmHost {
     params->m = problem.m;
     params->n = problem.n;
     params->k = problem.k;
+    params->stage_bytes = Shape::kChunks * (Shape::BoxesOfA::BytesOfChunk(problem.m) +
+                                            Shape::BoxesOfB::BytesOfChunk(problem.n));
+    params->rows_of_a_box = Shape::BoxesOfA::RowsOfBox(problem.m);
+    params->rows_of_b_box = Shape::BoxesOfB::RowsOfBox(problem.n);
     params->num_k_tiles = CeilDiv(problem.k, Shape::kTileK);
     params->num_tiles = static_cast<int>(MaxTiles(problem));
     // The mean of the groups.

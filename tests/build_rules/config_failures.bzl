@@ -36,10 +36,6 @@ CONFIG_FAILURES = {
             {"out": "fp32", "swap_ab": False},
             ["out must have 16 bits except for matmul of bf16", "fp32 for scaled_mm of e4m3", "change it"],
         ),
-        "fp32_full_tiles": (
-            {"dtype": "bf16", "full_tiles": True, "op": "matmul", "out": "fp32", "tile": [64, 64, 64]},
-            ["a tile of fp32 must have", "no full tiles", "full_tiles = True", "change them"],
-        ),
         "fp32_swapped_columns": (
             {"dtype": "bf16", "op": "matmul", "out": "fp32", "tile": [64, 72, 64]},
             ["or 16 with swapped operands", "n = 72", "swap_ab = True", "change them"],

@@ -63,6 +63,19 @@ report([fake.calls("cuTensorMapEncodeTiled"), fake.calls("cuLaunchKernelEx")])
     assert (launch["grid"], launch["cluster"]) == (grid, cluster)
 
 
+@pytest.mark.parametrize(("m", "rows"), [(1, 1), (33, 9), (100, 25), (128, 32), (129, 32)])
+def test_the_blocks_of_a_cluster_load_no_more_rows_than_there_are(m: int, rows: int, run_with_fake: Any) -> None:
+    kernel = "matmul_sm90_bf16_bf16_bf16_128x96x64_1x4x1_persistent2x7"
+    (b_map, a_map, *_) = run_with_fake(f"""{_prelude(kernel)}
+module.Plan("{kernel}", tensors=["a", "b", "out"], m={m}, n=1000, k=512, lda=512, ldb=512, ldd=1000, splits=1,
+            device=0, num_sms=132)({_STREAM}, [{_A}, {_B}, {_D}])
+report(fake.calls("cuTensorMapEncodeTiled"))
+    """)
+    assert b_map["box"] == "64,96"
+    # Each of four blocks loads a part.
+    assert (a_map["dims"], a_map["box"]) == (f"512,{m}", f"64,{rows}")
+
+
 @pytest.mark.parametrize(
     ("kernel", "b_box", "a_box"),
     [

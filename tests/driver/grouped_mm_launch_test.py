@@ -60,7 +60,7 @@ def _tensor_map(kind: str, rank: int, address: int, dims: str, strides: str, box
             _WIDE,
             [
                 _tensor_map(_UINT8, 3, _B, "1024,512,8", "4096,4194304", "128,256,1"),
-                _tensor_map(_UINT8, 2, _A, "1024,100", "2048", "128,128"),
+                _tensor_map(_UINT8, 2, _A, "1024,100", "2048", "128,100"),
                 _tensor_map(_UINT16, 2, _D, "512,100", "1280", "64,64", _L2_NONE),
             ],
         ),

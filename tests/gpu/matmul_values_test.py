@@ -99,6 +99,23 @@ def test_blocks_that_share_k_agree_with_float64(kernel, splits, m, device):
     assert tensors.is_guard_unharmed()
 
 
+@pytest.mark.parametrize(
+    ("kernel", "splits"),
+    [(kernel, 1) for kernel in KERNELS] + fitting_kernels.with_splits(KERNELS, 200, 264, K_OF_SPLITS),
+    ids=lambda value: value if isinstance(value, int) else value.id,
+)
+def test_an_element_has_the_same_bits_wherever_it_lies_in_a_tile(kernel, splits, device):
+    """Tiles overlap at the ends of m and n, and rows of a batch lie at any place."""
+    problem = Case(200, 264, K_OF_SPLITS).problem(
+        kernel.config["a"], kernel.config["out"], kernel.config["layout"]
+    )
+    tensors = operands.make(problem, "cuda")
+    tensors.a.copy_(tensors.a[:1].clone().expand_as(tensors.a))
+    tensors.b.copy_(tensors.b[:, :1].clone().expand_as(tensors.b))
+    api.OPERATION.make_plan(problem, fitting_kernels.config(kernel, splits), device)(*tensors.arguments)
+    assert tensors.out.unique().numel() == 1
+
+
 OF_GRID = [kernel for kernel in KERNELS if kernel.config.get("shares") == "grid"]
 
 
