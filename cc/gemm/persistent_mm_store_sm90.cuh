@@ -17,10 +17,10 @@
 
 namespace stoneware::gemm::sm90 {
 
-// Stores eight neighbours in n of one row of d, if it lies before row end_m.
-__device__ void StoreRun(const PersistentMmScalars& params, int end_m, int m, int n,
+// Stores eight neighbours in n of one row of d, if it lies between rows begin_m and end_m.
+__device__ void StoreRun(const PersistentMmScalars& params, int begin_m, int end_m, int m, int n,
                          const unsigned (&words)[4]) {
-  if (m < end_m && n < params.n) {
+  if (m >= begin_m && m < end_m && n < params.n) {
     *reinterpret_cast<uint4*>(static_cast<unsigned short*>(params.d) + m * params.ldd + n) =
         make_uint4(words[0], words[1], words[2], words[3]);
   }
@@ -140,7 +140,7 @@ class TileStore {
         } else {
           // Lane q of the quad gets the eight n of half q % 2 of block q / 2.
           TransposeInQuad(words, quad_lane_);
-          StoreRun(params_, EndM(), offset_.m + row + quad_lane_ % 2 * 8 + lane_ / 4,
+          StoreRun(params_, BeginM(), EndM(), offset_.m + row + quad_lane_ % 2 * 8 + lane_ / 4,
                    offset_.n + group * 16 + quad_lane_ / 2 * 8, words);
         }
       }
@@ -191,6 +191,16 @@ class TileStore {
   static constexpr bool kStoresAtOnce = kUsesBoxes && Shape::kStoresAtOnce;
   static constexpr bool kUsesStages = !kStoresAtOnce && Shape::kBoxesFitStages;
 
+  // The first row of d that no tile before has. A last tile that begins early lies at no multiple
+  // of its rows. Groups begin anywhere.
+  __device__ int BeginM() const {
+    if constexpr (Shape::kGroups || !Shape::kFullAlongM) {
+      return offset_.m;
+    } else {
+      return (offset_.m + Shape::kTileM - 1) / Shape::kTileM * Shape::kTileM;
+    }
+  }
+
   // The row of d after the last that may be stored.
   __device__ int EndM() const {
     if constexpr (Shape::kGroups) {
@@ -239,6 +249,8 @@ class TileStore {
   __device__ __forceinline__ void Send(const CUtensorMap* d_map, int first_m, int first_n) {
     bool accumulate = false;
     if constexpr (Shape::kFloatOut) accumulate = params_.accumulate;
+    // The tile before stores all of this box: TMA stores nothing beyond d.
+    if (first_m + Shape::kBoxM <= BeginM()) first_m = EndM();
     boxes_.Send(d_map, first_m, first_n, accumulate);
   }
 
@@ -337,7 +349,7 @@ class TileStore {
     // eight n of half q % 2 of that row of block + q / 2.
     TransposeInQuad(words, quad_lane_);
     if (Shape::kColumns % 16 != 0 && block + quad_lane_ / 2 == Shape::kColumns / 8) return;
-    StoreRun(params_, EndM(), offset_.m + (block + quad_lane_ / 2) * 8 + lane_ / 4,
+    StoreRun(params_, BeginM(), EndM(), offset_.m + (block + quad_lane_ / 2) * 8 + lane_ / 4,
              offset_.n + row + quad_lane_ % 2 * 8, words);
   }
 
@@ -376,7 +388,7 @@ class TileStore {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           TransposeInQuad(words[half], quad_lane_);
-          StoreRun(params_, EndM(), offset_.m + row + half * 8 + lane_ / 4,
+          StoreRun(params_, BeginM(), EndM(), offset_.m + row + half * 8 + lane_ / 4,
                    offset_.n + (block + quad_lane_) * 8, words[half]);
         }
       }
@@ -390,7 +402,7 @@ class TileStore {
         }
         // Lane q gets the eight n of half q % 2 of block q / 2.
         TransposeInQuad(words, quad_lane_);
-        StoreRun(params_, EndM(), offset_.m + row + quad_lane_ % 2 * 8 + lane_ / 4,
+        StoreRun(params_, BeginM(), EndM(), offset_.m + row + quad_lane_ % 2 * 8 + lane_ / 4,
                  offset_.n + (block + quad_lane_ / 2) * 8, words);
       }
     }
