@@ -25,13 +25,8 @@ CHECKS = [
         "nvidia_h100/check",
         "nvidia_h100/check_matmul",
         "nvidia_h200/check",
-        "nvidia_h200/check_clusters",
-        "nvidia_h200/check_wide",
-        "nvidia_h200/check_columns",
-        "nvidia_h200/check_grouped_mm",
         "nvidia_h200/check_matmul",
-        "nvidia_h200/check_scaled_mm",
-        "nvidia_h200/check_stores",
+        "nvidia_h200/check_others",
     )
 ]
 
