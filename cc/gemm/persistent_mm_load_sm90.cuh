@@ -109,16 +109,16 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
                   LoadBox(&params.b_map, full, b_hint, box, x, y);
                 }
               });
-          LoadPart<typename Shape::BoxesOfA>(
-              a_tile, PlaceInCluster<Shape>().along_n, offset.m, k, params.rows_of_a_box,
-              [&](void* box, int x, int y) {
-                if constexpr (Shape::kBlocksAlongN > 1) {
-                  LoadBoxToBlocks(&params.a_map, full, a_hint, box, x, y,
-                                  PlaceInCluster<Shape>().SharingA());
-                } else {
-                  LoadBox(&params.a_map, full, a_hint, box, x, y);
-                }
-              });
+          LoadPart<typename Shape::BoxesOfA>(a_tile, PlaceInCluster<Shape>().along_n, offset.m, k,
+                                             params.rows_of_a_box, [&](void* box, int x, int y) {
+                                               if constexpr (Shape::kBlocksAlongN > 1) {
+                                                 LoadBoxToBlocks(
+                                                     &params.a_map, full, a_hint, box, x, y,
+                                                     PlaceInCluster<Shape>().SharingA());
+                                               } else {
+                                                 LoadBox(&params.a_map, full, a_hint, box, x, y);
+                                               }
+                                             });
         }
       }
     }
