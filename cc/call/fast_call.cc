@@ -282,7 +282,8 @@ PyObject* FastCall::Run(const MadePlan& made, PyObject* const* arguments, Tensor
   // By position; that of an input is empty, as is that of an output in the workspace.
   std::array<nb::object, kMaxTensors> outs;
   nb::object workspace;
-  if (!Outputs(made, arguments, views, outs.data(), &workspace)) return nullptr;
+  Allocator allocator;
+  if (!Outputs(made, arguments, views, &allocator, outs.data(), &workspace)) return nullptr;
   void* stream = nullptr;
   const TensorDevice& device = views[0].device;
   if (made.is_native && api_.current_work_stream(device.type, device.id, &stream) != 0) {
@@ -303,7 +304,7 @@ PyObject* FastCall::Run(const MadePlan& made, PyObject* const* arguments, Tensor
       outs[launch.result] = std::move(returned);
       continue;
     }
-    if (!LaunchNative(made, launch, views, stream)) return nullptr;
+    if (!LaunchNative(made, launch, views, &allocator, stream)) return nullptr;
   }
   if (signature_.num_results == 1) return outs[signature_.outs[0]].release().ptr();
   const auto num_results = static_cast<Py_ssize_t>(signature_.num_results);
@@ -315,7 +316,7 @@ PyObject* FastCall::Run(const MadePlan& made, PyObject* const* arguments, Tensor
 }
 
 bool FastCall::LaunchNative(const MadePlan& made, const Launch& launch, const TensorView* views,
-                            void* stream) const {
+                            Allocator* allocator, void* stream) const {
   std::array<void*, kMaxTensors + 1> addresses;
   const std::size_t num_tensors = launch.tensors.size();
   for (std::size_t i = 0; i < num_tensors; ++i) {
@@ -323,19 +324,19 @@ bool FastCall::LaunchNative(const MadePlan& made, const Launch& launch, const Te
   }
   nb::object workspace;  // torch's allocator gives it to later work on this stream
   if (launch.workspace) {
-    bool is_error = false;
-    PyObject* empty_strided = EmptyStrided(views[0].device, &is_error);
-    if (is_error) return false;
     TensorView view;
-    workspace = Allocate(made, *launch.workspace, empty_strided, &view);
+    workspace = Allocate(made, *launch.workspace, views[0].device, allocator, &view);
     if (!workspace) return false;
     addresses[num_tensors] = view.address();
   }
   return launch.native->launch(launch.native, addresses.data(), stream) == 0;
 }
 
-nb::object FastCall::Allocate(const MadePlan& made, const Output& output, PyObject* empty_strided,
+nb::object FastCall::Allocate(const MadePlan& made, const Output& output,
+                              const TensorDevice& device, Allocator* allocator,
                               TensorView* view) const {
+  if (!allocator->is_known && !Prepare(device, allocator)) return nb::object();
+  PyObject* const empty_strided = allocator->empty_strided;
   const auto& [shape, strides, dtype] = output;
   PyObject* const values[] = {shape.ptr(), strides.ptr(), dtype.ptr(), made.device.ptr()};
   nb::object tensor;
@@ -349,7 +350,7 @@ nb::object FastCall::Allocate(const MadePlan& made, const Output& output, PyObje
 }
 
 bool FastCall::Outputs(const MadePlan& made, PyObject* const* arguments, TensorView* views,
-                       nb::object* outs, nb::object* workspace) const {
+                       Allocator* allocator, nb::object* outs, nb::object* workspace) const {
   bool has_all = true;
   bool has_any_in_between = false;
   for (std::size_t i = 0; i < signature_.outs.size(); ++i) {
@@ -367,15 +368,12 @@ bool FastCall::Outputs(const MadePlan& made, PyObject* const* arguments, TensorV
     has_any_in_between |= i >= signature_.num_results;
   }
   if (has_all) return true;
-  // On the device of the first tensor, which is never None.
-  bool is_error = false;
-  PyObject* empty_strided = EmptyStrided(views[0].device, &is_error);
-  if (is_error) return false;
+  const TensorDevice& device = views[0].device;  // of the first tensor, which is never None
   std::size_t num_allocated = signature_.outs.size();
   if (made.workspace && !has_any_in_between) {
     num_allocated = signature_.num_results;
     TensorView whole;
-    *workspace = Allocate(made, *made.workspace, empty_strided, &whole);
+    *workspace = Allocate(made, *made.workspace, device, allocator, &whole);
     if (!*workspace) return false;
     for (std::size_t i = 0; i < made.offsets.size(); ++i) {
       TensorView& view = views[signature_.outs[num_allocated + i]];
@@ -386,13 +384,13 @@ bool FastCall::Outputs(const MadePlan& made, PyObject* const* arguments, TensorV
   for (std::size_t i = 0; i < num_allocated; ++i) {
     const int position = signature_.outs[i];
     if (outs[position] || (made.returned >> position & 1) != 0) continue;
-    outs[position] = Allocate(made, made.outputs[i], empty_strided, &views[position]);
+    outs[position] = Allocate(made, made.outputs[i], device, allocator, &views[position]);
     if (!outs[position]) return false;
   }
   return true;
 }
 
-PyObject* FastCall::EmptyStrided(const TensorDevice& device, bool* is_error) const {
+bool FastCall::Prepare(const TensorDevice& device, Allocator* allocator) const {
   PyObject* empty_strided = device.type == kCpu ? torch_.empty_strided_cpu.ptr() : nullptr;
   if (device.type == kCuda && torch_.current_cuda_device) {
     // It allocates on the current device, which may not be the call's.
@@ -401,8 +399,9 @@ PyObject* FastCall::EmptyStrided(const TensorDevice& device, bool* is_error) con
   }
   // A torch function mode expects to see a function of torch's.
   const long num_modes = PyErr_Occurred() != nullptr ? -1 : CallForInt(torch_.num_function_modes);
-  *is_error = num_modes < 0;
-  return num_modes == 0 ? empty_strided : nullptr;
+  allocator->empty_strided = num_modes == 0 ? empty_strided : nullptr;
+  allocator->is_known = num_modes >= 0;
+  return allocator->is_known;
 }
 
 // Py_VISIT takes the name `arg`.

@@ -128,6 +128,13 @@ class FastCall {
 
   using SharedMade = std::shared_ptr<const MadePlan>;
 
+  // How a call allocates, found out at its first allocation.
+  struct Allocator {
+    bool is_known = false;
+    // What allocates without torch's parsing of arguments, or nullptr.
+    PyObject* empty_strided = nullptr;
+  };
+
   struct Entry {
     std::vector<std::uint64_t> words;
     SharedMade made;
@@ -163,16 +170,15 @@ class FastCall {
   // The outputs of a call by position, allocated where they are None; false with an exception.
   // Those in the workspace have a view, and no tensor; `workspace` owns their memory.
   bool Outputs(const MadePlan& made, PyObject* const* arguments, TensorView* views,
-               nb::object* outs, nb::object* workspace) const;
-  // What allocates on the device without torch's parsing of arguments, or nullptr.
-  PyObject* EmptyStrided(const TensorDevice& device, bool* is_error) const;
-  // A new tensor on the call's device, and its view; `empty_strided` as above. Empty with an
-  // exception.
-  nb::object Allocate(const MadePlan& made, const Output& output, PyObject* empty_strided,
-                      TensorView* view) const;
+               Allocator* allocator, nb::object* outs, nb::object* workspace) const;
+  // Finds out how to allocate on the call's device; false with an exception.
+  bool Prepare(const TensorDevice& device, Allocator* allocator) const;
+  // A new tensor on the call's device, and its view. Empty with an exception.
+  nb::object Allocate(const MadePlan& made, const Output& output, const TensorDevice& device,
+                      Allocator* allocator, TensorView* view) const;
   // Queues a native launch; false with an exception.
   bool LaunchNative(const MadePlan& made, const Launch& launch, const TensorView* views,
-                    void* stream) const;
+                    Allocator* allocator, void* stream) const;
 
   const Signature signature_;
   const TorchFunctions torch_;
