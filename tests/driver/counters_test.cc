@@ -14,22 +14,16 @@
 #include <thread>
 #include <vector>
 
+#include "tests/expect.h"
+
 namespace {
 
 using stoneware::driver::CountersFor;
 using stoneware::driver::DriverApi;
 using stoneware::driver::DriverError;
 using stoneware::driver::kCountersPerLaunch;
-
-int g_failures = 0;
-
-void Expect(bool holds, const char* what) {
-  if (holds) return;
-  std::fprintf(stderr, "FAILED: %s\n", what);
-  ++g_failures;
-}
-
-#define EXPECT(condition) Expect(condition, #condition)
+using stoneware::tests::Expect;
+using stoneware::tests::g_failures;
 
 CUstream Stream(std::uintptr_t handle) { return reinterpret_cast<CUstream>(handle); }
 

@@ -11,22 +11,16 @@
 #include <stdexcept>
 #include <string>
 
+#include "tests/expect.h"
+
 namespace {
 
 using cutlass::Status;
 using stoneware::driver::DriverApi;
 using stoneware::driver::DriverError;
 using stoneware::host_adapter::DriverHostAdapter;
-
-int g_failures = 0;
-
-void Expect(bool holds, const char* what) {
-  if (holds) return;
-  std::fprintf(stderr, "FAILED: %s\n", what);
-  ++g_failures;
-}
-
-#define EXPECT(condition) Expect(condition, #condition)
+using stoneware::tests::Expect;
+using stoneware::tests::g_failures;
 
 }  // namespace
 

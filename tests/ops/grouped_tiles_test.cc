@@ -8,23 +8,15 @@
 #include <vector>
 
 #include "cc/gemm/grouped_tiles.h"
+#include "tests/expect.h"
 
 namespace {
 
 namespace sm90 = stoneware::gemm::sm90;
+using stoneware::tests::g_failures;
 
 // Rows of a tile along m.
 constexpr int kTileM = 128;
-
-int g_failures = 0;
-
-void Expect(bool holds, const char* what) {
-  if (holds) return;
-  std::fprintf(stderr, "FAILED: %s\n", what);
-  ++g_failures;
-}
-
-#define EXPECT(condition) Expect(condition, #condition)
 
 void CheckWalk(const std::vector<std::int32_t>& offsets, int m, int num_n_tiles, int band) {
   const int num_groups = static_cast<int>(offsets.size());
