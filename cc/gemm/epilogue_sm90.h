@@ -11,8 +11,8 @@
 //   - All threads of a warp call it together: it may shuffle.
 //   - It gets each value of d. It also gets values of rows from `m_end` on and of columns from
 //     `n_end` on: they are meaningless, and no memory must be read or written for them.
-//   - The order of calls is undefined. At the ends of m and n some values are in two tiles
-//     (persistent_mm_sm90.h): it gets them twice, bitwise the same.
+//   - The order of calls is undefined. At the ends of m and n some values are in several tiles
+//     (persistent_mm_sm90.h): it gets them several times, bitwise the same.
 //   - Pairs mostly come in fragments of 16 x 16 elements: four calls, one after the other, with
 //     slots 0 to 3. Slot 2 * i + j has 8 x 8 elements: those 8 * i further along the columns of the
 //     accumulators and 8 * j along their rows. Lane l has row l / 4 and columns 2 * (l % 4) and one

@@ -36,8 +36,8 @@
 //
 // The accumulator is fp32. The tensor core sums fp8 over all of a block's k ("fast accumulation").
 // With block scales or kPromotes ("slow accumulation") it sums over 128 of k, and fp32 instructions
-// add these sums. The partial sums of a tile's blocks are added in an order that
-// is fixed for each element, so the result is the same bit for bit from run to run.
+// add these sums. The partial sums of a tile's blocks are added in the order of k, so an element's
+// bits depend neither on the run nor on where it lies in a tile.
 //
 // With kSwapAb it computes d^T = b^T a^T: n runs along the 64 rows of wgmma, and m along its
 // columns, of which there may be as few as 16. A tile has kTileM of n and kTileN of m. Otherwise
@@ -94,7 +94,7 @@ struct PersistentMmScalars {
   int m;
   int n;
   int k;
-  int stage_bytes;  // that are loaded
+  int stage_bytes;  // that are loaded for a stage
   int rows_of_a_box;
   int rows_of_b_box;
   int num_k_tiles;
@@ -322,8 +322,8 @@ struct PersistentMmShape {
                 "persistent_mm_sm90.bzl refuses such a config");
 
   // The last tile along m, and along n, begins so early that it is full: one with rows beyond an
-  // operand can take twice as long. What is in two tiles has the same bits in both, but must not be
-  // added to d. A tile with block scales begins at a multiple of its n.
+  // operand takes longer. What is in several tiles has the same bits in all, but must not be added
+  // to d. A tile with block scales begins at a multiple of its n.
   static constexpr bool kFullAlongM = !kFloatOut;
   static constexpr bool kFullAlongN = !kFloatOut && !kBlockScales;
 

@@ -34,7 +34,7 @@ struct PersistentMmHost {
 
   static bool CanImplement(const GemmProblem& problem) {
     const std::int64_t num_tiles = MaxTiles(problem);
-    // An int must hold the end of the last tile, which may lie beyond the tensor's.
+    // An int must hold where the tiles of a cluster would end if the last did not begin early.
     const auto fits = [](int extent, int tile) {
       return std::int64_t{CeilDiv(extent, tile)} * tile <= std::numeric_limits<int>::max();
     };
