@@ -22,7 +22,7 @@ SMALL_KERNEL_SET = [
     "matmul_sm90_bf16_bf16_bf16_128x64x64_1x1x1_splitk2x8_swap",
     "matmul_sm90_bf16_bf16_bf16_128x128x64_1x1x1_persistent2x6",
     "matmul_sm90_bf16_bf16_bf16_128x224x64_1x1x1_persistent2x4",
-    "matmul_sm90_bf16_bf16_bf16_256x128x64_1x2x1_persistent2x4",
+    "matmul_sm90_bf16_bf16_bf16_128x256x64_2x1x1_persistent2x4",
     "matmul_sm90_fp16_fp16_fp16_64x16x128_1x1x1_splitk1x9_swap",
     "matmul_sm90_fp16_fp16_fp16_128x128x64_1x1x1_persistent2x6",
     "scaled_mm_sm90_e4m3_e4m3_bf16_64x16x256_1x1x1_splitk1x3_swap",
