@@ -19,8 +19,8 @@ inline constexpr unsigned kBarriersReadyForScales = 11;
 inline constexpr unsigned kAmongWarpGroup = 12;
 
 // This block's part of the work: some tiles of d, and all or a slice of their k. kSplitsK: the
-// blocks of a cluster have slices; with kSharesGrid clusters may. There is no integer division: the
-// first load would wait for its chain of some 20 instructions.
+// blocks of a cluster have slices; with kSharesGrid clusters may. No integer is divided: the
+// first load would wait for a chain of some 20 instructions.
 template <class Shape, bool kSplitsK>
 struct KSlice {
   // Blocks of a cluster that share a slice of k lie side by side.

@@ -163,10 +163,10 @@ struct PersistentMmSmallerParams<true> {
 
 // The boxes in which `kBlocks` blocks of a cluster load the `kRows` rows of an operand for each
 // other, a chunk of k at a time. If k runs fastest, each block loads one box, of its part of the
-// rows. If the operand has fewer rows, so have the boxes: TMA takes longer to fill a row with zeros
-// than to load one, and what the rows beyond hold is never stored. If rows run fastest, a box has
-// `kContiguousRows` of them; each block loads some boxes or, if these cannot be divided, a part of
-// the k of all.
+// rows. If the operand has fewer rows, so have the boxes: TMA can take longer to fill a row with
+// zeros than to load one, and what the rows beyond hold is never stored. If rows run fastest, a box
+// has `kContiguousRows` of them; each block loads some boxes or, if these cannot be divided, a part
+// of the k of all.
 template <int kRows, int kContiguousRows, int kBlocks>
 struct OperandBoxes {
   static constexpr int kChunkBytes = 128;  // of k, of a row
