@@ -80,6 +80,7 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
     const bool is_once = params.num_m_tiles == 1;
     const CacheHint a_hint = is_once ? CacheHint::kEvictLast : CacheHint::kEvictNormal;
     const CacheHint b_hint = is_once ? CacheHint::kEvictFirst : CacheHint::kEvictNormal;
+    const PlaceInCluster<Shape> place;
     RingPosition<Shape::kStages> ring;
     const int num_tiles = TilesOfResult(params, shared);
     for (int tile = slice.first_tile; tile < num_tiles; tile += slice.stride) {
@@ -97,28 +98,26 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
           void* const columns = shared.columns + position * Shape::kColumns * Shape::kChunkElements;
           void* const a_tile = Shape::kSwapAb ? columns : rows;
           void* const b_tile = Shape::kSwapAb ? rows : columns;
-          LoadPart<typename Shape::BoxesOfB>(
-              b_tile, PlaceInCluster<Shape>().along_m, offset.n, k, params.rows_of_b_box,
-              [&](void* box, int x, int y) {
-                if constexpr (Shape::kBlocksAlongM > 1) {
-                  LoadBoxToBlocks(&params.b_map, full, b_hint, box, x, y,
-                                  PlaceInCluster<Shape>().SharingB());
-                } else if constexpr (Shape::kGroups) {
-                  LoadBox(&params.b_map, full, b_hint, box, x, y, offset.group);
-                } else {
-                  LoadBox(&params.b_map, full, b_hint, box, x, y);
-                }
-              });
-          LoadPart<typename Shape::BoxesOfA>(a_tile, PlaceInCluster<Shape>().along_n, offset.m, k,
-                                             params.rows_of_a_box, [&](void* box, int x, int y) {
-                                               if constexpr (Shape::kBlocksAlongN > 1) {
-                                                 LoadBoxToBlocks(
-                                                     &params.a_map, full, a_hint, box, x, y,
-                                                     PlaceInCluster<Shape>().SharingA());
-                                               } else {
-                                                 LoadBox(&params.a_map, full, a_hint, box, x, y);
-                                               }
-                                             });
+          const auto load_b = [&](void* box, int x, int y) {
+            if constexpr (Shape::kBlocksAlongM > 1) {
+              LoadBoxToBlocks(&params.b_map, full, b_hint, box, x, y, place.SharingB());
+            } else if constexpr (Shape::kGroups) {
+              LoadBox(&params.b_map, full, b_hint, box, x, y, offset.group);
+            } else {
+              LoadBox(&params.b_map, full, b_hint, box, x, y);
+            }
+          };
+          const auto load_a = [&](void* box, int x, int y) {
+            if constexpr (Shape::kBlocksAlongN > 1) {
+              LoadBoxToBlocks(&params.a_map, full, a_hint, box, x, y, place.SharingA());
+            } else {
+              LoadBox(&params.a_map, full, a_hint, box, x, y);
+            }
+          };
+          LoadPart<typename Shape::BoxesOfB>(b_tile, place.along_m, offset.n, k,
+                                             params.rows_of_b_box, load_b);
+          LoadPart<typename Shape::BoxesOfA>(a_tile, place.along_n, offset.m, k,
+                                             params.rows_of_a_box, load_a);
         }
       }
     }
