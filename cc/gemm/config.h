@@ -52,11 +52,9 @@ constexpr int BytesOf(DType dtype) {
 
 // How warp groups and blocks share the tiles.
 enum class Schedule {
-  kCooperative,      // two warp groups share a tile
+  kCooperative,      // all warp groups that multiply share a tile
   kPingpong,         // two warp groups take turns, a tile each
   kWarpSpecialized,  // one warp group multiplies, a block has one tile
-  kPersistent,       // kWarpGroups share a tile, a block goes from tile to tile
-  kSplitK,           // as kPersistent, or the blocks of a cluster share the k of a tile
 };
 
 // Shared memory that a block may have on sm_90 (CUDA C++ Programming Guide, compute

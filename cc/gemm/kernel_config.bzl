@@ -6,9 +6,7 @@ _DTYPES = ["bf16", "e4m3", "e5m2", "fp16", "fp32"]
 
 _SCHEDULES = {
     "cooperative": "Schedule::kCooperative",
-    "persistent": "Schedule::kPersistent",
     "pingpong": "Schedule::kPingpong",
-    "splitk": "Schedule::kSplitK",
     "warpspecialized": "Schedule::kWarpSpecialized",
 }
 

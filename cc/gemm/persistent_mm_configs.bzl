@@ -163,6 +163,67 @@ _CLUSTERS = {
     ],
 }
 
+# Two warp groups take turns: from some 1.5 million elements of the result on, where each block has several tiles. By op
+# and layout, the dtype of the result, and as in _CLUSTERS but for shared k. Chosen from 64 to 256 rows, widths in steps
+# of 8, with operands swapped and not, and clusters of up to four blocks (docs/design/persistent_mm_sm90.md).
+_PINGPONG = {
+    ("matmul", "nt", "bf16"): [
+        ((64, 128), 8, True, (2, 1)),
+        ((128, 128), 6, True, (1, 1)),
+        ((128, 144), 5, True, (1, 1)),
+        ((128, 160), 5, True, (1, 1)),
+        ((128, 192), 5, True, (1, 1)),
+        ((128, 192), 5, True, (2, 1)),
+        ((192, 96), 5, True, (1, 1)),
+        ((192, 112), 5, True, (1, 1)),
+        ((192, 128), 5, True, (1, 2)),
+        ((128, 176), 5, False, (1, 1)),
+    ],
+    ("matmul", "nn", "bf16"): [
+        ((64, 224), 5, True, (1, 1)),
+        ((128, 128), 6, True, (1, 1)),
+        ((128, 128), 6, True, (2, 2)),
+        ((128, 152), 5, True, (1, 1)),
+        ((128, 160), 5, True, (2, 1)),
+        ((128, 184), 5, True, (2, 1)),
+        ((128, 192), 5, True, (1, 1)),
+        ((128, 192), 5, True, (4, 1)),
+        ((192, 104), 5, True, (1, 1)),
+        ((192, 128), 5, True, (1, 1)),
+    ],
+    ("matmul", "tn", "bf16"): [
+        ((64, 128), 8, True, (1, 1)),
+        ((128, 128), 6, True, (1, 1)),
+        ((128, 128), 6, True, (2, 1)),
+        ((128, 128), 6, True, (4, 1)),
+        ((128, 160), 5, True, (2, 2)),
+        ((128, 192), 5, True, (2, 1)),
+        ((128, 192), 5, True, (4, 1)),
+        ((192, 96), 5, True, (1, 1)),
+        ((192, 128), 5, True, (1, 1)),
+        ((192, 128), 5, True, (1, 2)),
+    ],
+    ("matmul", "tn", "fp32"): [
+        ((128, 128), 6, False, (2, 1)),
+        ((128, 192), 5, False, (1, 1)),
+        ((192, 128), 5, False, (1, 2)),
+    ],
+    ("scaled_mm", "nt", "bf16"): [
+        ((64, 192), 6, True, (1, 1)),
+        ((128, 104), 7, True, (1, 1)),
+        ((128, 128), 6, True, (1, 1)),
+        ((128, 160), 5, True, (1, 1)),
+        ((128, 168), 5, True, (2, 1)),
+        ((128, 192), 5, True, (1, 1)),
+        ((128, 192), 5, True, (2, 1)),
+        ((192, 112), 5, True, (1, 1)),
+        ((192, 128), 5, True, (1, 2)),
+        ((128, 160), 5, False, (1, 1)),
+        ((128, 160), 5, False, (2, 1)),
+        ((128, 176), 5, False, (1, 1)),
+    ],
+}
+
 # Slow accumulation: (m, n) of the tile, stages, and up to how many share k.
 _SLOW = [
     ((128, 128), 5, 1),
@@ -369,6 +430,21 @@ PERSISTENT_MM_SM90 = [
     )
     for op, dtype in [("matmul", "bf16"), ("scaled_mm", "e4m3")]
     for tile, stages, swap_ab, blocks, splits in _CLUSTERS[op]
+] + [
+    persistent_mm_config(
+        op = op,
+        dtype = "bf16" if op == "matmul" else "e4m3",
+        out = out,
+        layout = layout,
+        tile = tile + (64 if op == "matmul" else 128,),
+        stages = stages,
+        warp_groups = 2,
+        schedule = "pingpong",
+        swap_ab = swap_ab,
+        cluster = blocks + (1,),
+    )
+    for (op, layout, out), tiles in _PINGPONG.items()
+    for tile, stages, swap_ab, blocks in tiles
 ] + [
     persistent_mm_config(
         op = "matmul",

@@ -50,7 +50,7 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
       shared.full[stage].Init(Shape::kBlockScales ? 1 + 32 : 1);
       shared.empty[stage].Init(Shape::kBlockScales && !Shape::kOverlapsSums
                                    ? Shape::kConsumerThreads
-                                   : Shape::kConsumerThreads / 32 * Shape::kLoadingBlocks);
+                                   : 4 * Shape::kGroupsOfTile * Shape::kLoadingBlocks);
     }
     if constexpr (kSplitsK) {
       shared.summed->Init(1);
@@ -83,8 +83,11 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
     const PlaceInCluster<Shape> place;
     RingPosition<Shape::kStages> ring;
     const int num_tiles = TilesOfResult(params, shared);
+    // Of the loop over k, as registers allow.
+    constexpr int kUnroll = Shape::kPingpong ? 1 : 4;
     for (int tile = slice.first_tile; tile < num_tiles; tile += slice.stride) {
       const TileOffset<Shape> offset(params, shared, tile);
+#pragma unroll kUnroll
       for (int i = 0; i < slice.num_steps; ++i, ring.Advance()) {
         const int stage = ring.stage;
         Mbarrier* const full = &shared.full[stage];

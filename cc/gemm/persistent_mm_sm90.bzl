@@ -18,6 +18,7 @@ _DEVICE_HDRS = _SHARED_HDRS + [
     "persistent_mm_sm90.cuh",
     "persistent_mm_store_sm90.cuh",
     "persistent_mm_sum_sm90.cuh",
+    "persistent_mm_turns_sm90.cuh",
     "persistent_mm_vectors_sm90.cuh",
     "ptx_sm90.cuh",
     "ring_position_sm90.cuh",
@@ -32,7 +33,8 @@ _HOST_HDRS = _SHARED_HDRS + [
 ]
 
 # Gradients of weights, and sums that may be added to out, have no epilogue. Clusters that share k are for few tiles of a
-# long k: what open kernels may take of the wheel is left to tiles that fused calls have more often.
+# long k: what open kernels may take of the wheel is left to tiles that fused calls have more often. Pingpong leaves an
+# epilogue no registers.
 _OPEN, _CLOSED = [
     kernel_family(
         name = "persistent_mm_sm90",
@@ -88,8 +90,11 @@ _TABLE_BYTES = 1024 * 2 * 4
 def _has_groups(config):
     return config.op == "grouped_mm"
 
+def _groups_of_tile(config):
+    return 1 if config.schedule == "pingpong" else config.warp_groups
+
 def _max_splits(config):
-    if _has_groups(config):
+    if _has_groups(config) or config.schedule == "pingpong":
         return 1
     if config.shares == "grid":
         return _MAX_GRID_SPLITS
@@ -124,8 +129,13 @@ _FIELDS = {
     ),
     "warp_groups": field(
         one_of(1, 2, 3),
-        "how many warp groups share the accumulators of one tile",
+        "how many warp groups multiply",
         default = 1,
+    ),
+    "schedule": field(
+        one_of("cooperative", "pingpong"),
+        "whether warp groups share each tile (\"cooperative\") or two take turns, a tile each (\"pingpong\")",
+        default = "cooperative",
     ),
     "block_scales": field(
         one_of(True, False),
@@ -160,8 +170,8 @@ _FIELDS = {
 }
 
 def _rules(config):
-    dtype, b_dtype, tile, warp_groups = config.dtype, config.b_dtype, config.tile, config.warp_groups
-    sharing = "{} warp groups".format(warp_groups)
+    dtype, b_dtype, tile, warp_groups = config.dtype, config.b_dtype, config.tile, _groups_of_tile(config)
+    sharing = "schedule \"pingpong\"" if config.schedule == "pingpong" else "{} warp groups".format(warp_groups)
     k_bytes = tile[2] * _OPERAND_BYTES[dtype]
     n_step = 8 if config.swap_ab else 16
     rules = tile_rules(tile, warp_groups, sharing, _MAX_ACCUMULATORS[warp_groups], n_step) + [
@@ -201,6 +211,17 @@ def _rules(config):
         rules += _block_scale_rules(config)
     if _promotes(config):
         rules += _promoting_rules(config)
+    if config.schedule == "pingpong":
+        rules.append((
+            config.warp_groups == 2 and config.max_splits == 1 and not _promotes(config),
+            ("pingpong must have two warp groups, with fast accumulation and without block scales or shared k, but " +
+             "has {}, with accumulation {}, block_scales {} and max_splits {}; change them, or omit schedule").format(
+                config.warp_groups,
+                repr(config.accumulation),
+                config.block_scales,
+                config.max_splits,
+            ),
+        ))
     rules += _cluster_rules(config)
     shared = _shared_bytes(config)
     rules.append((
@@ -297,7 +318,7 @@ def _shared_bytes(config):
     tile_m, tile_n = (columns, rows) if config.swap_ab else (rows, columns)
     stages = config.stages * (rows + columns) * k * _OPERAND_BYTES[config.dtype]
     of_tile = 2 * tile_n + tile_m if _has_vector_scales(config) else tile_n
-    vectors = 2 * of_tile * 4 * (config.warp_groups if _overlaps_sums(config) else 1)
+    vectors = 2 * of_tile * 4 * (config.warp_groups if _overlaps_sums(config) or config.schedule == "pingpong" else 1)
     scales = config.stages * k // SCALE_BLOCK * (tile_m + 4) * 4 if config.block_scales else 0
     barriers = (2 * config.stages + 1) * 8
     table = _TABLE_BYTES if _has_groups(config) else 0
@@ -307,7 +328,7 @@ def _shared_bytes(config):
     out_bytes = _OUT_BYTES[config.out]
     box = _BOX_ROWS * _CHUNK_BYTES
     box_columns = _BOX_ROWS if config.swap_ab else _CHUNK_BYTES // out_bytes
-    boxes = rows // (64 * config.warp_groups) * _ceil_div(columns, box_columns)
+    boxes = rows // (64 * _groups_of_tile(config)) * _ceil_div(columns, box_columns)
     wanted = (boxes - 1) * box + box // box_columns * ((columns - 1) % box_columns + 1)
     least = 0 if config.swap_ab else min(box, wanted)
     space = (_MAX_SHARED_BYTES - fixed) // config.warp_groups
@@ -422,6 +443,9 @@ def _shared_part(config):
         return ""
     return "columns" if config.max_splits == _MAX_COLUMN_SPLITS else "columns{}".format(config.max_splits)
 
+def _is_open(config):
+    return config.out != "fp32" and config.layout != "tn" and config.shares != "grid" and config.schedule != "pingpong"
+
 def _kernel(config):
     along_m, along_n = _blocks(config)
     schedule = "splitk" if config.max_splits > 1 else "persistent"
@@ -437,10 +461,12 @@ def _kernel(config):
     }
     if config.block_scales:
         json_fields["scales"] = "block"
+    if config.schedule == "pingpong":
+        json_fields["pingpong"] = True
     if config.shares != "warps":
         json_fields["shares"] = config.shares
     return kernel_config(
-        family = _CLOSED if config.out == "fp32" or config.layout == "tn" or config.shares == "grid" else _OPEN,
+        family = _OPEN if _is_open(config) else _CLOSED,
         id = join(
             config.op,
             "block" if config.block_scales else "",
@@ -451,7 +477,11 @@ def _kernel(config):
             config.layout if config.layout != "nt" else "",
             config.tile,
             config.cluster,
-            "{}{}x{}".format(schedule, config.warp_groups, config.stages),
+            "{}{}x{}".format(
+                "pingpong" if config.schedule == "pingpong" else schedule,
+                config.warp_groups,
+                config.stages,
+            ),
             "swap" if config.swap_ab else "",
             _shared_part(config),
             "slow" if config.accumulation == "slow" else "",
@@ -470,7 +500,7 @@ def _kernel(config):
             "kGroups": _has_groups(config),
             "kMaxSplits": config.max_splits,
             "kPromotes": _promotes(config),
-            "kSchedule": schedule,
+            "kSchedule": config.schedule,
             "kSharesColumns": config.shares == "columns",
             "kSharesGrid": config.shares == "grid",
             "kStages": config.stages,

@@ -13,6 +13,7 @@
 #include "cc/gemm/persistent_mm_sm90.h"
 #include "cc/gemm/persistent_mm_store_sm90.cuh"
 #include "cc/gemm/persistent_mm_sum_sm90.cuh"
+#include "cc/gemm/persistent_mm_turns_sm90.cuh"
 #include "cc/gemm/persistent_mm_vectors_sm90.cuh"
 #include "cc/gemm/ptx_sm90.cuh"
 #include "cc/gemm/ring_position_sm90.cuh"
@@ -91,10 +92,18 @@ __device__ void MultiplyTiles(const typename Shape::Params& params,
 
   const Operands<Shape> operands(shared);
   Sums<Shape> sums = {};
-  RingPosition<Shape::kStages> ring;
+  const Turns<Shape, kSplitsK> turns(slice);
+  RingPosition<Shape::kStages> ring = turns.Ring();
   int tile_idx = 0;
-  for (int tile = slice.first_tile; tile < TilesOfResult(params, shared);
-       tile += slice.stride, ++tile_idx) {
+  for (int tile = turns.FirstTile(); tile < TilesOfResult(params, shared);
+       tile += turns.Stride(), ++tile_idx) {
+    int last_stage = 0;
+    if constexpr (Shape::kPingpong) {
+      turns.Begin(tile_idx);
+      last_stage = SumTile<Shape>(shared, operands, ring, slice.num_steps, sums);
+      turns.End(tile, TilesOfResult(params, shared), ring);
+    }
+    // What follows of a tile may take its time with kPingpong, and has few registers.
     const TileOffset<Shape> offset(params, shared, tile);
     const TileVectors<Shape> vectors(params, offset);
     if constexpr (Shape::kIsOpen) PrefetchForEpilogue<Shape>(params, offset, slice);
@@ -105,11 +114,14 @@ __device__ void MultiplyTiles(const typename Shape::Params& params,
       SumScaledTile<Shape>(shared, operands, ring, slice.num_steps, sums);
       vectors.Share(shared, tile_idx);
     } else {
-      const int last_stage = SumTile<Shape>(shared, operands, ring, slice.num_steps, sums);
-      vectors.Share(shared, tile_idx);  // while the last products are summed
+      if constexpr (!Shape::kPingpong) {
+        last_stage = SumTile<Shape>(shared, operands, ring, slice.num_steps, sums);
+        vectors.Share(shared, tile_idx);  // while the last products are summed
+      }
       WaitForWgmma<0>();
       FenceSums(sums);
       Release(shared, last_stage);
+      if constexpr (Shape::kPingpong) vectors.Share(shared, tile_idx);
     }
 
     if constexpr (Shape::kSharesGrid) {

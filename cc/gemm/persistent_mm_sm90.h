@@ -51,15 +51,18 @@
 // the same with columns of b. With splits as well, a cluster has as many blocks for each slice of
 // k.
 //
+// With kPingpong each warp group has tiles of its own: two take turns, and one multiplies while the
+// other stores.
+//
 // What makes it fast: every SM reads b from the first microsecond to the last. Loads start as soon
 // as a block's barriers are ready, and L2 prefetches the first ones before; partial sums go from
 // registers to the shared memory of other blocks; TMA stores a tile while the next is multiplied.
 // docs/design/persistent_mm_sm90.md has the measurements.
 //
 // Beside what every config has (config.h), one of this family has kStages, kWarpGroups,
-// kBlockScales, kBlocksAlongM, kBlocksAlongN, kGroups, kMaxSplits, kPromotes, kSharesColumns and
-// kSharesGrid. This header is what the device side (persistent_mm_sm90.cuh) and the host side
-// (persistent_mm_sm90_host.h) share.
+// kBlockScales, kBlocksAlongM, kBlocksAlongN, kGroups, kMaxSplits, kPromotes, kSchedule,
+// kSharesColumns and kSharesGrid. This header is what the device side (persistent_mm_sm90.cuh) and
+// the host side (persistent_mm_sm90_host.h) share.
 
 #pragma once
 
@@ -233,8 +236,15 @@ struct PersistentMmShape {
                 "persistent_mm_sm90.bzl refuses such a config");
   static constexpr int kStages = Config::kStages;
   static constexpr int kWarpGroups = Config::kWarpGroups;
+  static constexpr bool kPingpong = Config::kSchedule == Schedule::kPingpong;
+  static_assert(!kPingpong ||
+                    (kWarpGroups == 2 && Config::kMaxSplits == 1 && !Config::kPromotes && !kIsOpen),
+                "persistent_mm_sm90.bzl refuses such a config");
+  // That multiply a tile, and that take turns with tiles.
+  static constexpr int kGroupsOfTile = kPingpong ? 1 : kWarpGroups;
+  static constexpr int kTurns = kWarpGroups / kGroupsOfTile;
   // Steps of 64 rows of each warp group.
-  static constexpr int kRowSteps = kRows / (64 * kWarpGroups);
+  static constexpr int kRowSteps = kRows / (64 * kGroupsOfTile);
   // Sums of a thread for one step.
   static constexpr int kSums = kColumns / 2;
 
@@ -289,7 +299,7 @@ struct PersistentMmShape {
                                                                       : 32);
   // Registers of a thread. All together at most what the block starts with: 65536 divided by its
   // threads, rounded down to a multiple of 8, for each thread.
-  static constexpr bool kNeedsMost = (kOverlapsSums || kGroups) && kWarpGroups == 2;
+  static constexpr bool kNeedsMost = (kOverlapsSums || kGroups || kPingpong) && kWarpGroups == 2;
   static constexpr int kLoaderRegisters = kNeedsMost ? 40 : 56;
   static constexpr int kConsumerRegisters = kNeedsMost ? 232 : kWarpGroups == 2 ? 224 : 152;
   static_assert(!kMovesRegisters ||
@@ -303,7 +313,7 @@ struct PersistentMmShape {
   static constexpr bool kHasVectorScales =
       (kOperandBytes == 1 || (kGroups && !kSwapAb)) && !kBlockScales;
   static constexpr int kVectors = kHasVectorScales ? 2 * kTileN + kTileM : kTileN;
-  static constexpr int kVectorCopies = kOverlapsSums ? kWarpGroups : 1;
+  static constexpr int kVectorCopies = kOverlapsSums || kPingpong ? kWarpGroups : 1;
   static constexpr int kVectorThreads = kConsumerThreads / kVectorCopies;
   static constexpr int kVectorBytes = 2 * kVectors * 4 * kVectorCopies;
   // Scales of a chunk: one for each m, then those of b, padded to 16 bytes.
@@ -340,8 +350,9 @@ struct PersistentMmShape {
       (kTileM >= kBoxM && !(kSwapAb && kFloatOut)) && kLastBoxColumns != kBoxColumns;
   // The boxes of a warp group for one tile.
   static constexpr int kBoxesWanted = kRowSteps * ((kColumns - 1) / kBoxColumns + 1);
-  // A block's last tile has its boxes where its stages were, if each has a place there.
-  static constexpr bool kBoxesFitStages = kBoxesWanted <= kStages * kChunks;
+  // A block's last tile has its boxes where its stages were, if each has a place there, and no warp
+  // group multiplies another tile.
+  static constexpr bool kBoxesFitStages = !kPingpong && kBoxesWanted <= kStages * kChunks;
   static constexpr int kWantedBytes =
       (kBoxesWanted - 1) * kBoxBytes + kBoxBytes / kBoxColumns * kLastBoxColumns;
   // Beside the stages each box has a place, or as many as fit are used in turn, so that the next

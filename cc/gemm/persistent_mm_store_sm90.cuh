@@ -68,7 +68,7 @@ class TileStore {
     if constexpr (kStoresAtOnce) boxes_.BeginAll();
 #pragma unroll
     for (int step = 0; step < Shape::kRowSteps; ++step) {
-      const int row = (step * Shape::kWarpGroups + warp_group_) * 64 + warp_ * 16;
+      const int row = (step * Shape::kGroupsOfTile + group_of_tile_) * 64 + warp_ * 16;
       if constexpr (Shape::kSwapAb) {
         StoreTransposed(sums[step], row);
       } else if constexpr (kUsesBoxes) {
@@ -81,7 +81,7 @@ class TileStore {
       boxes_.SendAll([&] {
 #pragma unroll
         for (int step = 0; step < Shape::kRowSteps; ++step) {
-          const int m = PlaceOfBox(offset_.m + (step * Shape::kWarpGroups + warp_group_) * 64);
+          const int m = PlaceOfBox(offset_.m + (step * Shape::kGroupsOfTile + group_of_tile_) * 64);
 #pragma unroll
           for (int column = 0; column < Shape::kColumns; column += Shape::kBoxColumns) {
             const bool is_whole = column + Shape::kBoxColumns <= Shape::kColumns;
@@ -99,7 +99,7 @@ class TileStore {
     for (int group = share.begin; group < share.end; ++group) {
 #pragma unroll
       for (int step = 0; step < Shape::kRowSteps; ++step) {
-        const int row = (step * Shape::kWarpGroups + warp_group_) * 64 + warp_ * 16;
+        const int row = (step * Shape::kGroupsOfTile + group_of_tile_) * 64 + warp_ * 16;
         const float* const row_scales = Shape::kSwapAb ? scales_b_ : scales_a_;
         const float* const column_scales = Shape::kSwapAb ? scales_a_ : scales_b_;
         EpilogueState state;
@@ -146,7 +146,7 @@ class TileStore {
 #pragma unroll
       for (int step = 0; step < Shape::kRowSteps; ++step) {
         const int row =
-            (step * Shape::kWarpGroups + warp_group_) * 64 + warp_ * 16 + lane_ / 4;
+            (step * Shape::kGroupsOfTile + group_of_tile_) * 64 + warp_ * 16 + lane_ / 4;
         EpilogueState state;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -428,17 +428,25 @@ class TileStore {
   __device__ void StoreBoxAt(const CUtensorMap* d_map, const Sums& sums, int row, int first_column,
                              const float (&scale_a)[2], EpilogueState& state) {
     constexpr int kBlocks = kBoxColumns / 8;
-    // All of them before the box is written: no load passes a write to shared memory.
     float2 scale_b[kBlocks];
     float2 bias[kBlocks];
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
+    // All of them before the box is written, where registers allow: no load passes a write to shared
+    // memory.
+    const auto load = [&](int block) {
       scale_b[block] = ScalePair(scales_b_, first_column + block * 8 + 2 * quad_lane_);
       bias[block] = Pair(biases_, first_column + block * 8 + 2 * quad_lane_);
+    };
+    if constexpr (!Shape::kPingpong) {
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) load(block);
     }
     if constexpr (!kStoresAtOnce) boxes_.Begin();
 #pragma unroll
     for (int block = 0; block < kBlocks; block += 2) {
+      if constexpr (Shape::kPingpong) {
+        load(block);
+        load(block + 1);
+      }
       unsigned words[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -493,6 +501,8 @@ class TileStore {
   const int quad_lane_ = lane_ % 4;
   const int warp_ = thread_ / 32 % 4;
   const int warp_group_ = thread_ / 128;
+  // Among those that have rows of this tile.
+  const int group_of_tile_ = Shape::kPingpong ? 0 : warp_group_;
   // The matrix and the row, of those that stmatrix writes, whose address this lane provides.
   const int lane_matrix_ = lane_ / 8;
   const int lane_row_ = lane_ % 8;

@@ -27,7 +27,8 @@ struct Operands {
                                Shape::kContiguousRows)),
         columns(OperandDescriptor(shared.columns, Shape::kContiguousColumns)) {
     // In uniform registers, where a thread has no others left.
-    if constexpr (Shape::kOverlapsSums || (Shape::kGroups && Shape::kWarpGroups > 1)) {
+    if constexpr (Shape::kOverlapsSums || Shape::kPingpong ||
+                  (Shape::kGroups && Shape::kWarpGroups > 1)) {
       rows = SameInWarp(rows);
       columns = SameInWarp(columns);
     }
@@ -35,7 +36,7 @@ struct Operands {
 
  private:
   static __device__ int WarpGroup() {
-    return static_cast<int>(threadIdx.x) / 128 % Shape::kWarpGroups;
+    return static_cast<int>(threadIdx.x) / 128 % Shape::kGroupsOfTile;
   }
 };
 
@@ -60,7 +61,7 @@ __device__ void MultiplyChunk(const Operands<Shape>& operands, int chunk, int& i
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       Instruction::Multiply(
-          sums[step], Advance(rows, (first_step + step) * (Shape::kWarpGroups * 64 * kRowOffset)),
+          sums[step], Advance(rows, (first_step + step) * (Shape::kGroupsOfTile * 64 * kRowOffset)),
           Advance(columns, 0), is_added);
     }
     is_added = 1;

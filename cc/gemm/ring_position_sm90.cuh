@@ -16,6 +16,13 @@ struct RingPosition {
       parity ^= 1;
     }
   }
+
+  // Advances by `num_stages`.
+  __device__ void Skip(int num_stages) {
+    const int end = stage + num_stages;
+    parity ^= end / kStages % 2;
+    stage = end % kStages;
+  }
 };
 
 }  // namespace stoneware::gemm::sm90
