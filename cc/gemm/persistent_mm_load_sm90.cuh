@@ -83,11 +83,10 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
     const PlaceInCluster<Shape> place;
     RingPosition<Shape::kStages> ring;
     const int num_tiles = TilesOfResult(params, shared);
-    // Of the loop over k, as registers allow.
-    constexpr int kUnroll = Shape::kPingpong ? 1 : 4;
     for (int tile = slice.first_tile; tile < num_tiles; tile += slice.stride) {
       const TileOffset<Shape> offset(params, shared, tile);
-#pragma unroll kUnroll
+      // The compiler would unroll depending on the size of the surrounding code.
+#pragma unroll 1
       for (int i = 0; i < slice.num_steps; ++i, ring.Advance()) {
         const int stage = ring.stage;
         Mbarrier* const full = &shared.full[stage];
@@ -164,7 +163,7 @@ __device__ void LoadBlockScales(const typename Shape::Params& params,
                            (first_block + chunk_of_b) * params.ld_scale_b;
     if constexpr (Shape::kGroups) scale_b += offset.group * params.group_stride_scale_b;
     int blocks_left = num_blocks - first_block;
-    // Without the pragma the compiler unrolls depending on the size of the surrounding code.
+    // As above.
 #pragma unroll 1
     for (int i = 0; i < slice.num_steps; ++i, ring.Advance()) {
       const int stage = ring.stage;

@@ -430,8 +430,8 @@ class TileStore {
     constexpr int kBlocks = kBoxColumns / 8;
     float2 scale_b[kBlocks];
     float2 bias[kBlocks];
-    // All of them before the box is written, where registers allow: no load passes a write to shared
-    // memory.
+    // All of them before the box is written, where registers allow: no load passes a write to
+    // shared memory.
     const auto load = [&](int block) {
       scale_b[block] = ScalePair(scales_b_, first_column + block * 8 + 2 * quad_lane_);
       bias[block] = Pair(biases_, first_column + block * 8 + 2 * quad_lane_);
