@@ -62,6 +62,7 @@ CASES = [
     Case(300, 1040, 272, has_bias=True, pad_b=16, pad_out=64),
     Case(2048, 4096, 1024, pad_out=0),
     Case(33, 33808, 144, has_bias=True),  # more tiles than blocks that an H200 holds at a time
+    Case(401, 16400, 48, has_bias=True),  # several tiles for each block, of one step of k
 ]
 
 

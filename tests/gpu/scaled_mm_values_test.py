@@ -90,6 +90,7 @@ CASES = [
     Case(300, 1040, 272, has_bias=True, pad_a=16, pad_b=16, pad_out=64),
     Case(513, 2064, 2064, "row", "row", pad_out=0),
     Case(33, 33808, 272, has_bias=True),  # more tiles than blocks that an H200 holds at a time
+    Case(401, 16400, 80, "tensor", "row"),  # several tiles for each block, of one step of k
     Case(2048, 7168, 2048, has_bias=True),
 ]
 
@@ -130,6 +131,22 @@ def test_blocks_that_share_k_agree_with_float64(kernel, splits, m, device):
     dense = dense_of_kernel(kernel, m=m, n=1040, k=K_OF_SPLITS)
     problem = dataclasses.replace(dense, ldd=dense.ldd + 32)
     assert_right(kernel, problem, device, is_guarded=True, splits=splits)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "splits"),
+    [(kernel, 1) for kernel in KERNELS] + fitting_kernels.with_splits(KERNELS, 200, 264, K_OF_SPLITS),
+    ids=lambda value: value.id if isinstance(value, KernelRecord) else str(value),
+)
+def test_an_element_has_the_same_bits_wherever_it_lies_in_a_tile(kernel, splits, device):
+    """Tiles overlap at the ends of m and n, and rows of a batch lie at any place."""
+    tensors = operands.make(dense_of_kernel(kernel, m=200, n=264, k=K_OF_SPLITS), "cuda")
+    tensors.a.copy_(tensors.a[:1].clone().expand_as(tensors.a))
+    tensors.b.copy_(tensors.b[:, :1].clone().expand_as(tensors.b))
+    tensors.scale_a.fill_(0.7)
+    tensors.scale_b.fill_(1.3)
+    api.OPERATION.make_plan(tensors.problem, fitting_kernels.config(kernel, splits), device)(*tensors.arguments)
+    assert tensors.out.unique().numel() == 1
 
 
 def layouts_of_scales(m: int, n: int, k: int, is_1d: bool = False) -> dict[str, dict[str, int]]:
