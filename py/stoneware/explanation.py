@@ -191,6 +191,8 @@ def kernel_in_words(config: AnyConfig) -> str:
     # "persistent" and "splitk" are one family (kernels/split_k.py), which shares k only if the config has splits.
     if (schedule := parameters.get("schedule", "splitk")) not in ("persistent", "splitk"):
         words.append("warp-specialized" if schedule == "warpspecialized" else schedule)
+    if parameters.get("pingpong"):
+        words.append("pingpong")
     if stages := parameters.get("stages") or parameters.get("num_stages"):
         words.append(f"{stages} stages")
     if warps := parameters.get("num_warps"):

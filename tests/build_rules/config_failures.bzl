@@ -144,6 +144,29 @@ CONFIG_FAILURES = {
             {"max_splits": 2, "swap_ab": False},
             ["max_splits must be one of 1 with 1 warp groups and swap_ab = False", "is 2"],
         ),
+        "turns_of_one": (
+            {"schedule": "pingpong"},
+            ["pingpong must have two warp groups", "has 1", "omit schedule"],
+        ),
+        "slow_turns": (
+            {
+                "accumulation": "slow",
+                "schedule": "pingpong",
+                "stages": 4,
+                "swap_ab": False,
+                "tile": [128, 96, 128],
+                "warp_groups": 2,
+            },
+            ["pingpong must have two warp groups, with fast accumulation", "with accumulation \"slow\"", "change them"],
+        ),
+        "turns_with_splits": (
+            {"max_splits": 4, "schedule": "pingpong", "shares": "columns", "tile": [128, 64, 128], "warp_groups": 2},
+            ["pingpong must have two warp groups", "max_splits 4", "omit schedule"],
+        ),
+        "wide_turns": (
+            {"schedule": "pingpong", "stages": 3, "tile": [128, 200, 128], "warp_groups": 2},
+            ["at most 192 accumulators", "with schedule \"pingpong\"", "has 200", "shrink the tile"],
+        ),
         "stages": (
             {"stages": 0},
             ["stages must be one of 1, 2, 3", "is 0"],

@@ -25,6 +25,7 @@ LONG_ID = "scaled_mm_block_sm90_e4m3_e4m3_bf16_64x16x256_1x1x1_splitk1x9_swap"
 BUILT = {
     LONG_ID: {"tile": [64, 16, 256], "cluster": [1, 1, 1], "schedule": "splitk", "stages": 5, "swap_ab": True},
     "slow": {"tile": [128, 128, 64], "cluster": [2, 1, 1], "schedule": "pingpong", "accumulation": "slow"},
+    "turns": {"tile": [128, 192, 64], "schedule": "persistent", "pingpong": True, "stages": 5, "swap_ab": True},
     "triton": {"tile": [16, 64, 128], "num_stages": 4, "num_warps": 8},
 }
 
@@ -50,6 +51,7 @@ def kernels(monkeypatch):
             {"max_swizzle": 8, "raster": "along_m"},
             "tile 128x128x64, cluster 2x1, pingpong, float32 accumulation, swizzle 8, raster along m",
         ),
+        ("turns", {}, "tile 128x192x64, pingpong, 5 stages, swap AB"),
         ("triton", {}, "tile 16x64x128, 4 stages, 8 warps"),
         ("torch._scaled_mm", {}, "torch._scaled_mm"),
     ],
