@@ -128,9 +128,7 @@ _CLUSTERS = {
         ((128, 224), 4, True, (2, 1), 16),
         ((64, 192), 6, True, (4, 1), 16),
         ((64, 160), 7, False, (4, 1), 16),
-        ((192, 160), 5, True, (2, 1), 1),
         ((192, 200), 4, True, (2, 1), 1),
-        ((192, 192), 4, True, (1, 1), 1),
         ((128, 144), 6, False, (1, 2), 16),
         ((128, 80), 8, False, (1, 4), 16),
         ((128, 144), 6, True, (1, 2), 16),
@@ -165,10 +163,9 @@ _CLUSTERS = {
 
 # Two warp groups take turns: from some 1.5 million elements of the result on, where each block has several tiles. By op
 # and layout, the dtype of the result, and as in _CLUSTERS but for shared k. Chosen from 64 to 256 rows, widths in steps
-# of 8, with operands swapped and not, and clusters of up to four blocks (docs/design/persistent_mm_sm90.md).
+# of 8, with operands swapped and not, and clusters of up to four blocks (docs/design/pingpong_sm90.md).
 _PINGPONG = {
     ("matmul", "nt", "bf16"): [
-        ((64, 128), 8, True, (2, 1)),
         ((128, 128), 6, True, (1, 1)),
         ((128, 144), 5, True, (1, 1)),
         ((128, 160), 5, True, (1, 1)),
