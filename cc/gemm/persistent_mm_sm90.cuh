@@ -92,16 +92,15 @@ __device__ void MultiplyTiles(const typename Shape::Params& params,
 
   const Operands<Shape> operands(shared);
   Sums<Shape> sums = {};
-  const Turns<Shape, kSplitsK> turns(slice);
-  RingPosition<Shape::kStages> ring = turns.Ring();
-  int tile_idx = 0;
-  for (int tile = turns.FirstTile(); tile < TilesOfResult(params, shared);
-       tile += turns.Stride(), ++tile_idx) {
+  RingPosition<Shape::kStages> ring;
+  int tile = slice.first_tile;
+  int stride = slice.stride;
+  if constexpr (Shape::kPingpong) BeginTurns(slice, tile, stride, ring);
+  for (int tile_idx = 0; tile < TilesOfResult(params, shared); tile += stride, ++tile_idx) {
     int last_stage = 0;
     if constexpr (Shape::kPingpong) {
-      turns.Begin(tile_idx);
-      last_stage = SumTile<Shape>(shared, operands, ring, slice.num_steps, sums);
-      turns.End(tile, TilesOfResult(params, shared), ring);
+      last_stage = SumInTurn<Shape>(shared, slice, operands, tile, TilesOfResult(params, shared),
+                                    tile_idx, ring, sums);
     }
     // What follows of a tile may take its time with kPingpong, and has few registers.
     const TileOffset<Shape> offset(params, shared, tile);

@@ -17,6 +17,15 @@
 
 namespace stoneware::gemm::sm90 {
 
+// Stores eight neighbours in n of one row of d, if it lies between rows begin_m and end_m.
+__device__ void StoreRun(const PersistentMmScalars& params, int begin_m, int end_m, int m, int n,
+                         const unsigned (&words)[4]) {
+  if (m >= begin_m && m < end_m && n < params.n) {
+    *reinterpret_cast<uint4*>(static_cast<unsigned short*>(params.d) + m * params.ldd + n) =
+        make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
 // Stores two neighbours in n of one row of a d of floats, or adds them, if it lies before row
 // end_m.
 template <class Params>
@@ -81,7 +90,8 @@ class TileStore {
       boxes_.SendAll([&] {
 #pragma unroll
         for (int step = 0; step < Shape::kRowSteps; ++step) {
-          const int m = PlaceOfBox(offset_.m + (step * Shape::kGroupsOfTile + group_of_tile_) * 64);
+          int m = offset_.m + (step * Shape::kGroupsOfTile + group_of_tile_) * 64;
+          if (m + Shape::kBoxM <= BeginM()) m = EndM();  // as in Send
 #pragma unroll
           for (int column = 0; column < Shape::kColumns; column += Shape::kBoxColumns) {
             const bool is_whole = column + Shape::kBoxColumns <= Shape::kColumns;
@@ -131,7 +141,8 @@ class TileStore {
         } else {
           // Lane q of the quad gets the eight n of half q % 2 of block q / 2.
           TransposeInQuad(words, quad_lane_);
-          StoreRun(row + quad_lane_ % 2 * 8 + lane_ / 4, group * 16 + quad_lane_ / 2 * 8, words);
+          StoreRun(params_, BeginM(), EndM(), offset_.m + row + quad_lane_ % 2 * 8 + lane_ / 4,
+                   offset_.n + group * 16 + quad_lane_ / 2 * 8, words);
         }
       }
     }
@@ -201,16 +212,6 @@ class TileStore {
     }
   }
 
-  // Stores eight neighbours in n of a row of the tile, if no tile before has the row.
-  __device__ void StoreRun(int tile_m, int tile_n, const unsigned (&words)[4]) {
-    const int m = offset_.m + tile_m;
-    const int n = offset_.n + tile_n;
-    if (m >= BeginM() && m < EndM() && n < params_.n) {
-      *reinterpret_cast<uint4*>(static_cast<unsigned short*>(params_.d) + m * params_.ldd + n) =
-          make_uint4(words[0], words[1], words[2], words[3]);
-    }
-  }
-
   // Rounds two neighbours along the columns, after the epilogue of an open kernel.
   __device__ __forceinline__ unsigned Finish(float first, float second, int row, int column,
                                              EpilogueStep step, EpilogueState& state) const {
@@ -250,13 +251,9 @@ class TileStore {
   __device__ __forceinline__ void Send(const CUtensorMap* d_map, int first_m, int first_n) {
     bool accumulate = false;
     if constexpr (Shape::kFloatOut) accumulate = params_.accumulate;
-    boxes_.Send(d_map, PlaceOfBox(first_m), first_n, accumulate);
-  }
-
-  // Where TMA stores the box that begins at row first_m: nowhere, beyond d, if the tile before
-  // stores all of it.
-  __device__ int PlaceOfBox(int first_m) const {
-    return first_m + Shape::kBoxM <= BeginM() ? EndM() : first_m;
+    // The tile before stores all of this box: TMA stores nothing beyond d.
+    if (first_m + Shape::kBoxM <= BeginM()) first_m = EndM();
+    boxes_.Send(d_map, first_m, first_n, accumulate);
   }
 
   __device__ const CUtensorMap* MapOf(bool is_whole) const {
@@ -354,7 +351,8 @@ class TileStore {
     // eight n of half q % 2 of that row of block + q / 2.
     TransposeInQuad(words, quad_lane_);
     if (Shape::kColumns % 16 != 0 && block + quad_lane_ / 2 == Shape::kColumns / 8) return;
-    StoreRun((block + quad_lane_ / 2) * 8 + lane_ / 4, row + quad_lane_ % 2 * 8, words);
+    StoreRun(params_, BeginM(), EndM(), offset_.m + (block + quad_lane_ / 2) * 8 + lane_ / 4,
+             offset_.n + row + quad_lane_ % 2 * 8, words);
   }
 
   // Rows run along m: `row` is this warp's first.
@@ -392,7 +390,8 @@ class TileStore {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           TransposeInQuad(words[half], quad_lane_);
-          StoreRun(row + half * 8 + lane_ / 4, (block + quad_lane_) * 8, words[half]);
+          StoreRun(params_, BeginM(), EndM(), offset_.m + row + half * 8 + lane_ / 4,
+                   offset_.n + (block + quad_lane_) * 8, words[half]);
         }
       }
     } else {
@@ -405,7 +404,8 @@ class TileStore {
         }
         // Lane q gets the eight n of half q % 2 of block q / 2.
         TransposeInQuad(words, quad_lane_);
-        StoreRun(row + quad_lane_ % 2 * 8 + lane_ / 4, (block + quad_lane_ / 2) * 8, words);
+        StoreRun(params_, BeginM(), EndM(), offset_.m + row + quad_lane_ % 2 * 8 + lane_ / 4,
+                 offset_.n + (block + quad_lane_ / 2) * 8, words);
       }
     }
   }
@@ -432,20 +432,22 @@ class TileStore {
     float2 bias[kBlocks];
     // All of them before the box is written, where registers allow: no load passes a write to
     // shared memory.
-    const auto load = [&](int block) {
-      scale_b[block] = ScalePair(scales_b_, first_column + block * 8 + 2 * quad_lane_);
-      bias[block] = Pair(biases_, first_column + block * 8 + 2 * quad_lane_);
-    };
     if constexpr (!Shape::kPingpong) {
 #pragma unroll
-      for (int block = 0; block < kBlocks; ++block) load(block);
+      for (int block = 0; block < kBlocks; ++block) {
+        scale_b[block] = ScalePair(scales_b_, first_column + block * 8 + 2 * quad_lane_);
+        bias[block] = Pair(biases_, first_column + block * 8 + 2 * quad_lane_);
+      }
     }
     if constexpr (!kStoresAtOnce) boxes_.Begin();
 #pragma unroll
     for (int block = 0; block < kBlocks; block += 2) {
       if constexpr (Shape::kPingpong) {
-        load(block);
-        load(block + 1);
+#pragma unroll
+        for (int i = block; i < block + 2; ++i) {
+          scale_b[i] = ScalePair(scales_b_, first_column + i * 8 + 2 * quad_lane_);
+          bias[i] = Pair(biases_, first_column + i * 8 + 2 * quad_lane_);
+        }
       }
       unsigned words[4];
 #pragma unroll
