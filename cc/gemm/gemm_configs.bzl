@@ -80,28 +80,6 @@ GROUPED_MM_SM90 = [
         ((256, 128, 1), 4, 2, False, 1),
     ]
 ] + [
-    # Warp groups that take turns.
-    persistent_mm_config(
-        op = "grouped_mm",
-        dtype = dtype,
-        out = "bf16",
-        tile = tile + (64 if dtype == "bf16" else 128,),
-        stages = stages,
-        warp_groups = 2,
-        schedule = "pingpong",
-        swap_ab = swap_ab,
-        cluster = (1, along_n, 1),
-    )
-    for tile, stages, swap_ab, along_n, dtypes in [
-        ((128, 64), 8, True, 1, ["e4m3"]),
-        ((128, 96), 6, True, 1, ["bf16"]),
-        ((128, 160), 5, True, 1, ["bf16", "e4m3"]),
-        ((128, 192), 4, True, 1, ["bf16"]),
-        ((64, 256), 4, False, 1, ["bf16", "e4m3"]),
-        ((128, 128), 5, False, 2, ["bf16"]),
-    ]
-    for dtype in dtypes
-] + [
     # Block scales.
     persistent_mm_config(
         op = "grouped_mm",

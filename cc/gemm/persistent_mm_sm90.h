@@ -306,6 +306,10 @@ struct PersistentMmShape {
                 kConsumerRegisters * kConsumerThreads + kLoaderRegisters * 128 <=
                     65536 / kThreads / 8 * 8 * kThreads);
 
+  // Whether the compiler may unroll the loader's loop over k. Without it code is shorter, and wants
+  // fewer registers.
+  static constexpr bool kUnrollsLoads = kA != DType::kBF16 || kGroups;
+
   static constexpr int kStagesBytes = kStages * (kRowStageBytes + kColumnStageBytes);
   // Scales and bias of a tile, and of the next one; for each warp group if none waits for another.
   // Straight groups of 16 bits have some, of 1: without them nvcc compiles the open kernel of one
