@@ -11,7 +11,7 @@ import pytest
 from stoneware.kernels.key import Key
 from stoneware.kernels.manifest import KernelRecord, Manifest
 from stoneware.kernels.split_k import splits_to_time, why_not
-from stoneware.kernels.tile_rule import by_tile_m, fits, is_near, tiling_of
+from stoneware.kernels.tile_rule import by_tile_m, fits, is_near, leaves_sms, tiling_of
 from stoneware.specs.scaled_mm import VENDOR, preferred
 
 
@@ -101,6 +101,21 @@ def test_a_tile_is_raced_from_half_its_rows_to_eight_times_as_many(rows, largest
     assert is_near(rows, 64, largest, least, n) and is_near(rows, 64, largest, most, n)
     assert least == 1 or not is_near(rows, 64, largest, least - 1, n)
     assert most == 1 << 20 or not is_near(rows, 64, largest, most + 1, n)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "m", "num_groups", "leaves"),
+    [
+        ("matmul_sm90_bf16_bf16_bf16_128x128x64_1x1x1_pingpong2x6_swap", 128 * 33, 0, True),
+        ("matmul_sm90_bf16_bf16_bf16_128x128x64_1x1x1_pingpong2x6_swap", 128 * 33 + 1, 0, False),
+        ("grouped_mm_sm90_bf16_bf16_bf16_128x128x64_1x1x1_pingpong2x5", 128 * 16, 2, True),
+        ("grouped_mm_sm90_bf16_bf16_bf16_128x128x64_1x1x1_pingpong2x5", 128 * 17, 2, False),
+        ("matmul_sm90_bf16_bf16_bf16_128x128x64_1x1x1_persistent2x6", 128, 0, False),
+        ("matmul_sm90_bf16_bf16_nt_128x192x64_2x1x1_pingpong", 128, 0, False),
+    ],
+)
+def test_warp_groups_take_turns_where_more_than_half_of_the_sms_have_a_tile(kernel, m, num_groups, leaves):
+    assert leaves_sms(kernel, 128, 128, m, 256, num_groups) is leaves
 
 
 def test_tiles_of_all_groups_run_at_once():

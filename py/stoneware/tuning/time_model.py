@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stoneware.kernels.candidate import candidate_of
 from stoneware.kernels.config import AnyConfig
-from stoneware.kernels.tile_rule import LINE_BYTES, alignment, is_near
+from stoneware.kernels.tile_rule import LINE_BYTES, alignment, is_near, leaves_sms
 from stoneware.tuning.choose import is_vendor
 
 if TYPE_CHECKING:
@@ -316,7 +316,13 @@ def estimates(
             if (
                 config is not None
                 and model is not None
-                and (is_vendor(config) or is_near(model.tile_m, model.tile_n, largest, m, n, num_groups))
+                and (
+                    is_vendor(config)
+                    or (
+                        is_near(model.tile_m, model.tile_n, largest, m, n, num_groups)
+                        and not leaves_sms(config.kernel, model.tile_m, model.tile_n, m, n, num_groups)
+                    )
+                )
                 and m <= _MOST_BEYOND * model.largest_m
             ):
                 sums_of[position] = [config, *model.at(m, n, k, num_groups), 0.0, 0.0, 0.0, False]
