@@ -147,7 +147,7 @@ def test_groups_do_not_depend_on_the_rows_beside_them(kernel, device):
 @every_kernel
 def test_an_element_has_the_same_bits_wherever_it_lies_in_a_tile(kernel, device):
     """Tiles begin at any row of a group, and overlap at its end and at that of n."""
-    tensors = Tensors(kernel, [3, 200, 0, 129, 64], 264, 2432, rows_after=0, pad=0)
+    tensors = Tensors(kernel, [3, 200, 0, 129, 64], 272, 2432, rows_after=0, pad=0)
     tensors.a.copy_(tensors.a[:1].clone().expand_as(tensors.a))
     tensors.b.copy_(tensors.b[:1, :, :1].clone().expand_as(tensors.b))
     for scale in (tensors.scale_a, tensors.scale_b):

@@ -135,12 +135,12 @@ def test_blocks_that_share_k_agree_with_float64(kernel, splits, m, device):
 
 @pytest.mark.parametrize(
     ("kernel", "splits"),
-    [(kernel, 1) for kernel in KERNELS] + fitting_kernels.with_splits(KERNELS, 200, 264, K_OF_SPLITS),
+    [(kernel, 1) for kernel in KERNELS] + fitting_kernels.with_splits(KERNELS, 200, 272, K_OF_SPLITS),
     ids=lambda value: value.id if isinstance(value, KernelRecord) else str(value),
 )
 def test_an_element_has_the_same_bits_wherever_it_lies_in_a_tile(kernel, splits, device):
     """Tiles overlap at the ends of m and n, and rows of a batch lie at any place."""
-    tensors = operands.make(dense_of_kernel(kernel, m=200, n=264, k=K_OF_SPLITS), "cuda")
+    tensors = operands.make(dense_of_kernel(kernel, m=200, n=272, k=K_OF_SPLITS), "cuda")
     tensors.a.copy_(tensors.a[:1].clone().expand_as(tensors.a))
     tensors.b.copy_(tensors.b[:, :1].clone().expand_as(tensors.b))
     tensors.scale_a.fill_(0.7)
