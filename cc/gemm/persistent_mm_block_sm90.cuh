@@ -10,9 +10,9 @@
 
 namespace stoneware::gemm::sm90 {
 
-// Named barriers: of the first warp group with kPingpong, whose turn it is; the other has the next.
+// Named barrier of the first warp group's turn, with kPingpong; the second has the next.
 inline constexpr unsigned kTurnOfWarpGroup = 7;
-// Of the warp groups that multiply, and of these with the warp that loads.
+// Named barriers: of the warp groups that multiply, and of these with the warp that loads.
 inline constexpr unsigned kAmongConsumers = 9;
 inline constexpr unsigned kBarriersReady = 10;
 // Between the two warps that load.

@@ -161,11 +161,12 @@ _CLUSTERS = {
     ],
 }
 
-# Two warp groups take turns: from some 1.5 million elements of the result on, where each block has several tiles. By op
-# and layout, the dtype of the result, and as in _CLUSTERS but for shared k. Chosen from 64 to 256 rows, widths in steps
+# bf16, where two warp groups take turns: for results of some 6 million elements and more, where each block has several
+# tiles. By layout and dtype of the result: (m, n) of the tile, stages, whether operands are swapped, and blocks along m
+# and n. Chosen from 64 to 256 rows, widths in steps
 # of 8, with operands swapped and not, and clusters of up to four blocks (docs/design/pingpong_sm90.md).
 _PINGPONG = {
-    ("matmul", "nt", "bf16"): [
+    ("nt", "bf16"): [
         ((128, 128), 6, True, (1, 1)),
         ((128, 144), 5, True, (1, 1)),
         ((128, 160), 5, True, (1, 1)),
@@ -176,7 +177,7 @@ _PINGPONG = {
         ((192, 128), 5, True, (1, 2)),
         ((128, 176), 5, False, (1, 1)),
     ],
-    ("matmul", "nn", "bf16"): [
+    ("nn", "bf16"): [
         ((64, 224), 5, True, (1, 1)),
         ((128, 128), 6, True, (1, 1)),
         ((128, 128), 6, True, (2, 2)),
@@ -188,7 +189,7 @@ _PINGPONG = {
         ((192, 104), 5, True, (1, 1)),
         ((192, 128), 5, True, (1, 1)),
     ],
-    ("matmul", "tn", "bf16"): [
+    ("tn", "bf16"): [
         ((64, 128), 8, True, (1, 1)),
         ((128, 128), 6, True, (1, 1)),
         ((128, 128), 6, True, (2, 1)),
@@ -200,7 +201,7 @@ _PINGPONG = {
         ((192, 128), 5, True, (1, 1)),
         ((192, 128), 5, True, (1, 2)),
     ],
-    ("matmul", "tn", "fp32"): [
+    ("tn", "fp32"): [
         ((128, 128), 6, False, (2, 1)),
         ((128, 192), 5, False, (1, 1)),
         ((192, 128), 5, False, (1, 2)),
@@ -415,18 +416,18 @@ PERSISTENT_MM_SM90 = [
     for tile, stages, swap_ab, blocks, splits in _CLUSTERS[op]
 ] + [
     persistent_mm_config(
-        op = op,
-        dtype = "bf16" if op == "matmul" else "e4m3",
+        op = "matmul",
+        dtype = "bf16",
         out = out,
         layout = layout,
-        tile = tile + (64 if op == "matmul" else 128,),
+        tile = tile + (64,),
         stages = stages,
         warp_groups = 2,
         schedule = "pingpong",
         swap_ab = swap_ab,
         cluster = blocks + (1,),
     )
-    for (op, layout, out), tiles in _PINGPONG.items()
+    for (layout, out), tiles in _PINGPONG.items()
     for tile, stages, swap_ab, blocks in tiles
 ] + [
     persistent_mm_config(

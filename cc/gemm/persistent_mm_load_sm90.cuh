@@ -205,7 +205,7 @@ __device__ void LoadBlockScales(const typename Shape::Params& params,
                            (first_block + chunk_of_b) * params.ld_scale_b;
     if constexpr (Shape::kGroups) scale_b += offset.group * params.group_stride_scale_b;
     int blocks_left = num_blocks - first_block;
-    // As above.
+    // Without the pragma the compiler unrolls depending on the size of the surrounding code.
 #pragma unroll 1
     for (int i = 0; i < slice.num_steps; ++i, ring.Advance()) {
       const int stage = ring.stage;

@@ -49,10 +49,13 @@ _OPEN, _CLOSED = [
 _OPERAND_BYTES = {"bf16": 2, "e4m3": 1, "e5m2": 1, "fp16": 2}
 _OUT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
-# Warp groups of a block -> fp32 accumulators that fit the registers of a thread (kConsumerRegisters).
+# Warp groups that share a tile -> fp32 accumulators that fit the registers of a thread (kConsumerRegisters).
 # Measured with ptxas 13.0: bf16 with swapped operands reaches these. Others may spill with fewer, and then nvcc_wrapper
 # refuses the kernel. With three warp groups 192x208 does not compile; with four a thread has too few registers for any.
 _MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 100}
+
+# The same of pingpong where tiles of groups have straight operands, and two ways to be stored.
+_MAX_STRAIGHT_PINGPONG_GROUPS = 128
 
 # Warp groups of a block -> blocks that may share the k of a tile. Each block stores the sums of whole
 # warps or, with two warp groups, of a warp group.
@@ -186,6 +189,8 @@ def _rules(config):
                 .format(_CHUNK_BYTES, k_bytes),
         ),
     ]
+    if config.schedule == "pingpong":
+        rules += _pingpong_rules(config)
     if _has_groups(config):
         rules.append((
             config.max_splits == 1 and config.shares == "warps",
@@ -197,7 +202,7 @@ def _rules(config):
     elif config.shares == "grid":
         rules += _grid_rules(config)
     else:
-        splits = [1, _MAX_SPLITS[warp_groups]] if config.swap_ab else [1]
+        splits = [1, _MAX_SPLITS[config.warp_groups]] if config.swap_ab else [1]
         rules.append((
             config.max_splits in splits,
             "max_splits must be one of {} with {} and swap_ab = {}, but is {}; choose one of them"
@@ -211,17 +216,6 @@ def _rules(config):
         rules += _block_scale_rules(config)
     if _promotes(config):
         rules += _promoting_rules(config)
-    if config.schedule == "pingpong":
-        rules.append((
-            config.warp_groups == 2 and config.max_splits == 1 and not _promotes(config),
-            ("pingpong must have two warp groups, with fast accumulation and without block scales or shared k, but " +
-             "has {}, with accumulation {}, block_scales {} and max_splits {}; change them, or omit schedule").format(
-                config.warp_groups,
-                repr(config.accumulation),
-                config.block_scales,
-                config.max_splits,
-            ),
-        ))
     rules += _cluster_rules(config)
     shared = _shared_bytes(config)
     rules.append((
@@ -230,6 +224,28 @@ def _rules(config):
          "{}; take fewer stages, or shrink the tile").format(_MAX_SHARED_BYTES, config.stages, shared.block),
     ))
     return rules
+
+def _pingpong_rules(config):
+    accumulators = config.tile[0] * config.tile[1] // 128
+    return [
+        (
+            config.warp_groups == 2 and config.max_splits == 1 and config.shares == "warps" and not _promotes(config),
+            ("pingpong must have two warp groups, with fast accumulation and without block scales or shared k, but " +
+             "has {}, with accumulation {}, block_scales {}, shares {} and max_splits {}; change them, or omit schedule")
+                .format(
+                config.warp_groups,
+                repr(config.accumulation),
+                config.block_scales,
+                repr(config.shares),
+                config.max_splits,
+            ),
+        ),
+        (
+            not _has_groups(config) or config.swap_ab or accumulators <= _MAX_STRAIGHT_PINGPONG_GROUPS,
+            ("a thread must hold at most {} accumulators with pingpong in grouped_mm without swapped operands, but has " +
+             "{}; shrink the tile, or swap operands").format(_MAX_STRAIGHT_PINGPONG_GROUPS, accumulators),
+        ),
+    ]
 
 def _blocks(config):
     """The blocks of a cluster along m and n of the result."""

@@ -102,7 +102,7 @@ __device__ void MultiplyTiles(const typename Shape::Params& params,
       last_stage = SumInTurn<Shape>(shared, slice, operands, tile, TilesOfResult(params, shared),
                                     tile_idx, ring, sums);
     }
-    // What follows of a tile may take its time with kPingpong, and has few registers.
+    // With kPingpong the rest of a tile is not urgent, but registers are scarce.
     const TileOffset<Shape> offset(params, shared, tile);
     const TileVectors<Shape> vectors(params, offset);
     if constexpr (Shape::kIsOpen) PrefetchForEpilogue<Shape>(params, offset, slice);

@@ -240,9 +240,8 @@ struct PersistentMmShape {
   static_assert(!kPingpong ||
                     (kWarpGroups == 2 && Config::kMaxSplits == 1 && !Config::kPromotes && !kIsOpen),
                 "persistent_mm_sm90.bzl refuses such a config");
-  // That multiply a tile, and that take turns with tiles.
+  // Warp groups that share a tile.
   static constexpr int kGroupsOfTile = kPingpong ? 1 : kWarpGroups;
-  static constexpr int kTurns = kWarpGroups / kGroupsOfTile;
   // Steps of 64 rows of each warp group.
   static constexpr int kRowSteps = kRows / (64 * kGroupsOfTile);
   // Sums of a thread for one step.
@@ -306,12 +305,13 @@ struct PersistentMmShape {
                 kConsumerRegisters * kConsumerThreads + kLoaderRegisters * 128 <=
                     65536 / kThreads / 8 * 8 * kThreads);
 
-  // Whether the compiler may unroll the loader's loop over k. Without it code is shorter, and wants
-  // fewer registers.
-  static constexpr bool kUnrollsLoads = kA != DType::kBF16 || kGroups;
+  // Whether the compiler may unroll the loader's loop over k. Where it may not, code is shorter and
+  // needs fewer registers. This should be all kernels: a check on a GPU is committed for these.
+  static constexpr bool kUnrollsLoads = !kPingpong && (kA != DType::kBF16 || kGroups);
 
   static constexpr int kStagesBytes = kStages * (kRowStageBytes + kColumnStageBytes);
-  // Scales and bias of a tile, and of the next one; for each warp group if none waits for another.
+  // Scales and bias of a tile, and of the next one; a copy for each warp group if each stores
+  // without the others.
   // Straight groups of 16 bits have some, of 1: without them nvcc compiles the open kernel of one
   // tile differently from the closed one (tests/open_kernels).
   static constexpr bool kHasVectorScales =

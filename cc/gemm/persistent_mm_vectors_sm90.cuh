@@ -10,7 +10,7 @@
 namespace stoneware::gemm::sm90 {
 
 // A thread's part of the vectors that a tile's epilogue needs. They are read from global memory
-// before the tile is multiplied, and shared after it.
+// before the tile is multiplied, with kPingpong afterwards, and then shared.
 template <class Shape>
 struct TileVectors {
   static constexpr int kThreads = Shape::kVectorThreads;

@@ -163,6 +163,32 @@ CONFIG_FAILURES = {
             {"max_splits": 4, "schedule": "pingpong", "shares": "columns", "tile": [128, 64, 128], "warp_groups": 2},
             ["pingpong must have two warp groups", "max_splits 4", "omit schedule"],
         ),
+        "turns_with_the_grid": (
+            {"schedule": "pingpong", "shares": "grid", "tile": [128, 64, 128], "warp_groups": 2},
+            ["pingpong must have two warp groups", "shares \"grid\"", "change them"],
+        ),
+        "scaled_turns": (
+            {
+                "block_scales": True,
+                "schedule": "pingpong",
+                "stages": 4,
+                "swap_ab": False,
+                "tile": [128, 96, 128],
+                "warp_groups": 2,
+            },
+            ["pingpong must have two warp groups", "without block scales", "block_scales True"],
+        ),
+        "straight_turns_of_groups": (
+            {
+                "op": "grouped_mm",
+                "schedule": "pingpong",
+                "stages": 4,
+                "swap_ab": False,
+                "tile": [128, 160, 128],
+                "warp_groups": 2,
+            },
+            ["at most 128 accumulators with pingpong in grouped_mm", "has 160", "swap operands"],
+        ),
         "wide_turns": (
             {"schedule": "pingpong", "stages": 3, "tile": [128, 200, 128], "warp_groups": 2},
             ["at most 192 accumulators", "with schedule \"pingpong\"", "has 200", "shrink the tile"],
