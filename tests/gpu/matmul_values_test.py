@@ -62,7 +62,7 @@ CASES = [
     Case(300, 1040, 272, has_bias=True, pad_b=16, pad_out=64),
     Case(2048, 4096, 1024, pad_out=0),
     Case(33, 33808, 144, has_bias=True),  # more tiles than blocks that an H200 holds at a time
-    Case(401, 16400, 48, has_bias=True),  # several tiles for each block, of one step of k
+    Case(401, 65600, 48, has_bias=True),  # a dozen tiles for each block, of one step of k
 ]
 
 
@@ -112,6 +112,18 @@ def test_an_element_has_the_same_bits_wherever_it_lies_in_a_tile(kernel, splits,
     tensors.a.copy_(tensors.a[:1].clone().expand_as(tensors.a))
     tensors.b.copy_(tensors.b[:, :1].clone().expand_as(tensors.b))
     api.OPERATION.make_plan(problem, fitting_kernels.config(kernel, splits), device)(*tensors.arguments)
+    assert tensors.out.unique().numel() == 1
+
+
+@pytest.mark.parametrize(
+    "kernel", [kernel for kernel in KERNELS if kernel.config.get("pingpong")], ids=fitting_kernels.kernel_id
+)
+def test_tiles_of_both_warp_groups_have_the_same_bits(kernel, device):
+    problem = Case(2000, 8200, K_OF_SPLITS).problem(kernel.config["a"], kernel.config["out"], kernel.config["layout"])
+    tensors = operands.make(problem, "cuda")
+    tensors.a.copy_(tensors.a[:1].clone().expand_as(tensors.a))
+    tensors.b.copy_(tensors.b[:, :1].clone().expand_as(tensors.b))
+    api.OPERATION.make_plan(problem, fitting_kernels.config(kernel), device)(*tensors.arguments)
     assert tensors.out.unique().numel() == 1
 
 

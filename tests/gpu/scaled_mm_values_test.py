@@ -90,7 +90,7 @@ CASES = [
     Case(300, 1040, 272, has_bias=True, pad_a=16, pad_b=16, pad_out=64),
     Case(513, 2064, 2064, "row", "row", pad_out=0),
     Case(33, 33808, 272, has_bias=True),  # more tiles than blocks that an H200 holds at a time
-    Case(401, 16400, 80, "tensor", "row"),  # several tiles for each block, of one step of k
+    Case(401, 65600, 80, "tensor", "row"),  # a dozen tiles for each block, of one step of k
     Case(2048, 7168, 2048, has_bias=True),
 ]
 
