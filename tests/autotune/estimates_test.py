@@ -43,6 +43,15 @@ def test_a_model_is_not_used_beyond_twice_the_m_of_its_measurements():
         assert best.config == expected
 
 
+def test_a_kernel_whose_warp_groups_take_turns_is_not_estimated_where_few_have_tiles():
+    turns = replace(BIG, kernel="128x128x128_1x1x1_pingpong2x6_swap")
+    candidates = {0: (turns, MODEL), 1: (candidate_of(SMALL), MODEL)}
+    near = [(0.1, Corrections(candidates, [(0, 0, 0.8, 1.0), (1, 0, 1.0, 1.0)]))]
+    for m, expected in ((256, SMALL), (257, turns)):  # 4096 of n have 32 tiles
+        best, *_ = estimates(m, 4096, 4096, near, {turns: turns, candidate_of(SMALL): SMALL})
+        assert best.config == expected
+
+
 def test_config_that_is_fast_nowhere_near_is_not_estimated():
     configs = [replace(SMALL, max_swizzle=1, splits=splits) for splits in (1, 2, 4, 8)]
     configs += [BIG, TINY, small.VENDOR, replace(BIG, max_swizzle=2)]

@@ -143,7 +143,7 @@ def is_worth_timing(kernel: KernelRecord, key: Key, largest: int) -> bool:
     """Whether a kernel's tile is near enough to the problem for the kernel to be raced, `largest` being the
     rows of the largest tile among those that could be."""
     tile = tiling_of(kernel)
-    return is_near(tile.m, tile.n, largest, key.m, key.n, key.num_groups) and not leaves_sms(
+    return is_near(tile.m, tile.n, largest, key.m, key.n, key.num_groups) and not leaves_sms_idle(
         kernel.id, tile.m, tile.n, key.m, key.n, key.num_groups
     )
 
@@ -164,12 +164,12 @@ def is_near(rows: int, columns: int, largest: int, m: int, n: int, num_groups: i
     )
 
 
-def leaves_sms(kernel: str, rows: int, columns: int, m: int, n: int, num_groups: int = 0) -> bool:
+def leaves_sms_idle(kernel: str, rows: int, columns: int, m: int, n: int, num_groups: int = 0) -> bool:
     """Whether a kernel's warp groups take turns with tiles, and these are for half of the SMs at most: then one that
     shares k, or has smaller tiles, is the faster one.
 
     Args:
-      kernel: its id, or its tile's name; other arguments as of `is_near`.
+      kernel: its id, which says so; a candidate of a table has nothing else. Other arguments as of `is_near`.
     """
     return "_pingpong2x" in kernel and 2 * -(-m // rows) * -(-n // columns) * max(num_groups, 1) <= _AT_ONCE
 
