@@ -5,6 +5,18 @@ Its blocks go from tile to tile, or some share the k of one.
 
 load(":config_checks.bzl", "config_function", "field", "one_of", "positives")
 load(":kernel_config.bzl", "join", "kernel_config", "kernel_family")
+load(
+    ":persistent_mm_memory.bzl",
+    "CHUNK_BYTES",
+    "MAX_SHARED_BYTES",
+    "OPERAND_BYTES",
+    "column_bytes",
+    "groups_of_tile",
+    "has_groups",
+    "promotes",
+    "shared_bytes",
+    "splits_of",
+)
 load(":tile_rules.bzl", "SCALE_BLOCK", "cluster_rules", "swap_ab_field", "tile_rules")
 
 _SHARED_HDRS = ["config.h", "epilogue_sm90.h", "fast_divmod.h", "grouped_tiles.h", "persistent_mm_sm90.h"]
@@ -46,9 +58,6 @@ _OPEN, _CLOSED = [
     for is_open in [True, False]
 ]
 
-_OPERAND_BYTES = {"bf16": 2, "e4m3": 1, "e5m2": 1, "fp16": 2}
-_OUT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-
 # Warp groups that share a tile -> fp32 accumulators that fit the registers of a thread (kConsumerRegisters).
 # Measured with ptxas 13.0: bf16 with swapped operands reaches these. Others may spill with fewer, and then nvcc_wrapper
 # refuses the kernel. With three warp groups 192x208 does not compile; with four a thread has too few registers for any.
@@ -68,36 +77,15 @@ _MAX_GRID_SPLITS = 16
 _MAX_COLUMN_SPLITS = 4
 _COLUMN_SPLITS = [4, 8]
 
-# The columns of a tile that a block stores together where blocks share them.
-_GROUP_COLUMNS = 16
-
 # Warp groups of a block -> accumulators of a thread with block scales or slow accumulation: the sum over k, and
 # the products of 64 rows with each block of a tile's k.
 _MAX_PROMOTED_ACCUMULATORS = {1: 192, 2: 192, 3: 112}
 
-# The width of an operand's chunks of k, one swizzle atom, and of a stored tile's boxes along n.
-_CHUNK_BYTES = 128
-
-# What a box has of m.
-_BOX_ROWS = 64
-
 # The columns of an operand in the smaller of two swizzle atoms, where they run fastest.
 _CONTIGUOUS_COLUMNS = 32
 
-# kMaxSharedBytesSm90 of config.h.
-_MAX_SHARED_BYTES = 227 * 1024
-
-# The table of groups: kMaxGroups of grouped_tiles.h, each with two ints.
-_TABLE_BYTES = 1024 * 2 * 4
-
-def _has_groups(config):
-    return config.op == "grouped_mm"
-
-def _groups_of_tile(config):
-    return 1 if config.schedule == "pingpong" else config.warp_groups
-
 def _max_splits(config):
-    if _has_groups(config) or config.schedule == "pingpong":
+    if has_groups(config) or config.schedule == "pingpong":
         return 1
     if config.shares == "grid":
         return _MAX_GRID_SPLITS
@@ -107,9 +95,9 @@ def _max_splits(config):
 
 _FIELDS = {
     "op": field(one_of("grouped_mm", "matmul", "scaled_mm"), "the op that it serves"),
-    "dtype": field(one_of(*sorted(_OPERAND_BYTES)), "the dtype of the left operand"),
+    "dtype": field(one_of(*sorted(OPERAND_BYTES)), "the dtype of the left operand"),
     "b_dtype": field(
-        one_of(*sorted(_OPERAND_BYTES)),
+        one_of(*sorted(OPERAND_BYTES)),
         "the dtype of the right operand, with as many bytes",
         default = lambda config: config.dtype,
     ),
@@ -173,25 +161,25 @@ _FIELDS = {
 }
 
 def _rules(config):
-    dtype, b_dtype, tile, warp_groups = config.dtype, config.b_dtype, config.tile, _groups_of_tile(config)
+    dtype, b_dtype, tile, warp_groups = config.dtype, config.b_dtype, config.tile, groups_of_tile(config)
     sharing = "schedule \"pingpong\"" if config.schedule == "pingpong" else "{} warp groups".format(warp_groups)
-    k_bytes = tile[2] * _OPERAND_BYTES[dtype]
+    k_bytes = tile[2] * OPERAND_BYTES[dtype]
     n_step = 8 if config.swap_ab else 16
     rules = tile_rules(tile, warp_groups, sharing, _MAX_ACCUMULATORS[warp_groups], n_step) + [
         (
-            b_dtype == dtype or (_OPERAND_BYTES[dtype] == 1 and _OPERAND_BYTES[b_dtype] == 1),
+            b_dtype == dtype or (OPERAND_BYTES[dtype] == 1 and OPERAND_BYTES[b_dtype] == 1),
             "b_dtype must be dtype's, or both fp8, but is {} with {}; change one of them"
                 .format(repr(b_dtype), repr(dtype)),
         ),
         (
-            k_bytes % _CHUNK_BYTES == 0,
+            k_bytes % CHUNK_BYTES == 0,
             "tile k must be whole swizzle atoms of {} bytes, but is {} bytes; change it"
-                .format(_CHUNK_BYTES, k_bytes),
+                .format(CHUNK_BYTES, k_bytes),
         ),
     ]
     if config.schedule == "pingpong":
         rules += _pingpong_rules(config)
-    if _has_groups(config):
+    if has_groups(config):
         rules.append((
             config.max_splits == 1 and config.shares == "warps",
             "blocks must not share the k of a tile of grouped_mm, but max_splits is {} and shares {}; omit both"
@@ -214,14 +202,14 @@ def _rules(config):
         rules += _fp32_rules(config)
     if config.block_scales:
         rules += _block_scale_rules(config)
-    if _promotes(config):
+    if promotes(config):
         rules += _promoting_rules(config)
     rules += _cluster_rules(config)
-    shared = _shared_bytes(config)
+    shared = shared_bytes(config)
     rules.append((
-        shared.block <= _MAX_SHARED_BYTES,
+        shared.block <= MAX_SHARED_BYTES,
         ("a block must have at most {} bytes of shared memory, but {} stages and the rest take " +
-         "{}; take fewer stages, or shrink the tile").format(_MAX_SHARED_BYTES, config.stages, shared.block),
+         "{}; take fewer stages, or shrink the tile").format(MAX_SHARED_BYTES, config.stages, shared.block),
     ))
     return rules
 
@@ -229,7 +217,7 @@ def _pingpong_rules(config):
     accumulators = config.tile[0] * config.tile[1] // 128
     return [
         (
-            config.warp_groups == 2 and config.max_splits == 1 and config.shares == "warps" and not _promotes(config),
+            config.warp_groups == 2 and config.max_splits == 1 and config.shares == "warps" and not promotes(config),
             ("pingpong must have two warp groups, with fast accumulation and without block scales or shared k, but " +
              "has {}, with accumulation {}, block_scales {}, shares {} and max_splits {}; change them, or omit schedule")
                 .format(
@@ -241,7 +229,7 @@ def _pingpong_rules(config):
             ),
         ),
         (
-            not _has_groups(config) or config.swap_ab or accumulators <= _MAX_STRAIGHT_PINGPONG_GROUPS,
+            not has_groups(config) or config.swap_ab or accumulators <= _MAX_STRAIGHT_PINGPONG_GROUPS,
             ("a thread must hold at most {} accumulators with pingpong in grouped_mm without swapped operands, but has " +
              "{}; shrink the tile, or swap operands").format(_MAX_STRAIGHT_PINGPONG_GROUPS, accumulators),
         ),
@@ -268,7 +256,7 @@ def _cluster_rules(config):
              "take two or three warp groups").format(config.cluster),
         ),
         (
-            along_m == 1 or not _has_groups(config),
+            along_m == 1 or not has_groups(config),
             ("a cluster of grouped_mm must have one block along m, whose tiles have each their own group, but has {} " +
              "with swap_ab = {}; change the cluster").format(along_m, config.swap_ab),
         ),
@@ -308,77 +296,12 @@ def _fp32_rules(config):
         ),
     ]
 
-def _promotes(config):
-    """Whether the tensor core sums over 128 of k alone."""
-    return config.block_scales or config.accumulation == "slow"
-
-def _overlaps_sums(config):
-    """Whether one warp group adds sums while another multiplies."""
-    return _promotes(config) and config.warp_groups > 1
-
-def _has_vector_scales(config):
-    is_straight_group = _has_groups(config) and not config.swap_ab
-    return (_OPERAND_BYTES[config.dtype] == 1 or is_straight_group) and not config.block_scales
-
-def _ceil_div(numerator, denominator):
-    return (numerator + denominator - 1) // denominator
-
-def _shared_bytes(config):
-    """Shared memory as PersistentMmShape (persistent_mm_sm90.h) has it.
-
-    Returns:
-      A struct: `block`, at least, with all scales and barriers; `stages_and_boxes`, the place that
-      partial sums of columns may take.
-    """
-    rows, columns, k = config.tile
-    tile_m, tile_n = (columns, rows) if config.swap_ab else (rows, columns)
-    stages = config.stages * (rows + columns) * k * _OPERAND_BYTES[config.dtype]
-    of_tile = 2 * tile_n + tile_m if _has_vector_scales(config) else tile_n
-    vectors = 2 * of_tile * 4 * (config.warp_groups if _overlaps_sums(config) or config.schedule == "pingpong" else 1)
-    scales = config.stages * k // SCALE_BLOCK * (tile_m + 4) * 4 if config.block_scales else 0
-    barriers = (2 * config.stages + 1) * 8
-    table = _TABLE_BYTES if _has_groups(config) else 0
-    fixed = stages + vectors + scales + barriers + table
-
-    # Boxes: a place for each, or as many as fit.
-    out_bytes = _OUT_BYTES[config.out]
-    box = _BOX_ROWS * _CHUNK_BYTES
-    box_columns = _BOX_ROWS if config.swap_ab else _CHUNK_BYTES // out_bytes
-    boxes = rows // (64 * _groups_of_tile(config)) * _ceil_div(columns, box_columns)
-    wanted = (boxes - 1) * box + box // box_columns * ((columns - 1) % box_columns + 1)
-    least = 0 if config.swap_ab else min(box, wanted)
-    space = (_MAX_SHARED_BYTES - fixed) // config.warp_groups
-    stores_registers = tile_m < _BOX_ROWS or (config.swap_ab and out_bytes == 4)
-    held = 0 if stores_registers else wanted if wanted <= space else space // box * box
-    partial = 0
-    if config.shares == "warps":
-        partial = rows * columns * 4 // config.max_splits * (config.max_splits - 1)
-    return struct(
-        block = fixed + max(partial, config.warp_groups * least),
-        stages_and_boxes = stages + config.warp_groups * held,
-    )
-
-def _splits(config):
-    """How many blocks may share the k of a tile: CanSplit of persistent_mm_sm90.h."""
-    if config.shares == "columns":
-        place = _shared_bytes(config).stages_and_boxes
-        return [x for x in range(1, config.max_splits + 1) if _column_bytes(config, x) <= place]
-    if config.shares == "grid":
-        return range(1, config.max_splits + 1)
-    return [x for x in [1, 2, 4] if x <= config.max_splits]
-
-def _column_bytes(config, splits):
-    """Bytes of a block's partial sums and of those that arrive, if `splits` blocks share the columns of a tile."""
-    groups = _ceil_div(config.tile[1], _GROUP_COLUMNS)
-    arriving = _ceil_div(groups, splits) * (splits - 1)
-    return (groups + arriving) * _GROUP_COLUMNS * config.tile[0] * 4
-
 def _column_rules(config):
-    needed = _column_bytes(config, config.max_splits)
-    place = _shared_bytes(config).stages_and_boxes
+    needed = column_bytes(config, config.max_splits)
+    place = shared_bytes(config).stages_and_boxes
     return [
         (
-            config.max_splits in _COLUMN_SPLITS and not _promotes(config),
+            config.max_splits in _COLUMN_SPLITS and not promotes(config),
             ("blocks that share columns must be up to {}, without block scales, but max_splits is {} and " +
              "block_scales {}; omit both, or share warps")
                 .format(" or ".join([str(x) for x in _COLUMN_SPLITS]), config.max_splits, config.block_scales),
@@ -430,7 +353,7 @@ def _promoting_rules(config):
     most = _MAX_PROMOTED_ACCUMULATORS[warp_groups]
     return [
         (
-            _OPERAND_BYTES[dtype] == 1,
+            OPERAND_BYTES[dtype] == 1,
             "block scales and slow accumulation must be of fp8, but dtype is {}; change it".format(repr(dtype)),
         ),
         (
@@ -470,9 +393,9 @@ def _kernel(config):
         "cluster": config.cluster,
         "layout": config.layout,
         "schedule": schedule,
-        "splits": _splits(config),
+        "splits": splits_of(config),
         "stages": config.stages,
-        "sum_chunk": SCALE_BLOCK if _promotes(config) else 0,
+        "sum_chunk": SCALE_BLOCK if promotes(config) else 0,
         "warp_groups": config.warp_groups,
     }
     if config.block_scales:
@@ -513,9 +436,9 @@ def _kernel(config):
             "kBlockScales": config.block_scales,
             "kBlocksAlongM": along_m,
             "kBlocksAlongN": along_n,
-            "kGroups": _has_groups(config),
+            "kGroups": has_groups(config),
             "kMaxSplits": config.max_splits,
-            "kPromotes": _promotes(config),
+            "kPromotes": promotes(config),
             "kSchedule": config.schedule,
             "kSharesColumns": config.shares == "columns",
             "kSharesGrid": config.shares == "grid",
