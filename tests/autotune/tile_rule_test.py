@@ -11,7 +11,7 @@ import pytest
 from stoneware.kernels.key import Key
 from stoneware.kernels.manifest import KernelRecord, Manifest
 from stoneware.kernels.split_k import splits_to_time, why_not
-from stoneware.kernels.tile_rule import by_tile_m, fits, is_near, is_worth_timing, leaves_sms_idle, tiling_of
+from stoneware.kernels.tile_rule import by_tile_m, fits, is_near, is_worth_timing, takes_turns, tiling_of
 from stoneware.specs.scaled_mm import VENDOR, preferred
 
 
@@ -115,7 +115,7 @@ def test_a_tile_is_raced_from_half_its_rows_to_eight_times_as_many(rows, largest
     ],
 )
 def test_warp_groups_take_turns_where_more_than_half_of_the_sms_have_a_tile(kernel, m, num_groups, leaves):
-    assert leaves_sms_idle(kernel, 128, 128, m, 256, num_groups) is leaves
+    assert is_near(128, 128, 128, m, 256, num_groups, takes_turns(kernel)) is not leaves
 
 
 def test_a_kernel_whose_warp_groups_take_turns_is_raced_where_they_have_tiles():

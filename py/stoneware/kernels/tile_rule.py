@@ -143,35 +143,33 @@ def is_worth_timing(kernel: KernelRecord, key: Key, largest: int) -> bool:
     """Whether a kernel's tile is near enough to the problem for the kernel to be raced, `largest` being the
     rows of the largest tile among those that could be."""
     tile = tiling_of(kernel)
-    return is_near(tile.m, tile.n, largest, key.m, key.n, key.num_groups) and not leaves_sms_idle(
-        kernel.id, tile.m, tile.n, key.m, key.n, key.num_groups
-    )
+    return is_near(tile.m, tile.n, largest, key.m, key.n, key.num_groups, takes_turns(kernel.id))
 
 
-def is_near(rows: int, columns: int, largest: int, m: int, n: int, num_groups: int = 0) -> bool:
+def is_near(
+    rows: int, columns: int, largest: int, m: int, n: int, num_groups: int = 0, has_turns: bool = False
+) -> bool:
     """Whether a tile may be the fastest at a problem (docs/design/table.md): half of its rows are filled; and m
-    has no more than eight of it, or all of them run at once, before k is split, or no tile has many more rows.
+    has no more than eight of it, or all of them run at once, before k is split, or no tile has many more rows. Where
+    warp groups take turns, more than half of the SMs have a tile: else one that shares k, or is smaller, is faster.
 
     Args:
       rows, columns: of the tile.
       largest: rows of the largest tile that is compared.
       m, n, num_groups: of the problem.
+      has_turns: whether warp groups take turns with tiles.
     """
-    return is_half_filled(rows, m) and (
-        min(m, _LARGE_M) <= 8 * rows
-        or 5 * rows >= 3 * largest
-        or -(-m // rows) * -(-n // columns) * max(num_groups, 1) <= _AT_ONCE
+    tiles = -(-m // rows) * -(-n // columns) * max(num_groups, 1)
+    return (
+        is_half_filled(rows, m)
+        and not (has_turns and 2 * tiles <= _AT_ONCE)
+        and (min(m, _LARGE_M) <= 8 * rows or 5 * rows >= 3 * largest or tiles <= _AT_ONCE)
     )
 
 
-def leaves_sms_idle(kernel: str, rows: int, columns: int, m: int, n: int, num_groups: int = 0) -> bool:
-    """Whether a kernel's warp groups take turns with tiles, and these are for half of the SMs at most: then one that
-    shares k, or has smaller tiles, is the faster one.
-
-    Args:
-      kernel: its id, which says so; a candidate of a table has nothing else. Other arguments as of `is_near`.
-    """
-    return "_pingpong2x" in kernel and 2 * -(-m // rows) * -(-n // columns) * max(num_groups, 1) <= _AT_ONCE
+def takes_turns(kernel: str) -> bool:
+    """Whether a kernel's warp groups take turns: its id says so, and a candidate of a table has nothing else."""
+    return "_pingpong2x" in kernel
 
 
 def is_half_filled(extent: int, m: int) -> bool:

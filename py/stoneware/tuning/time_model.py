@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stoneware.kernels.candidate import candidate_of
 from stoneware.kernels.config import AnyConfig
-from stoneware.kernels.tile_rule import LINE_BYTES, alignment, is_near, leaves_sms_idle
+from stoneware.kernels.tile_rule import LINE_BYTES, alignment, is_near, takes_turns
 from stoneware.tuning.choose import is_vendor
 
 if TYPE_CHECKING:
@@ -318,10 +318,7 @@ def estimates(
                 and model is not None
                 and (
                     is_vendor(config)
-                    or (
-                        is_near(model.tile_m, model.tile_n, largest, m, n, num_groups)
-                        and not leaves_sms_idle(config.kernel, model.tile_m, model.tile_n, m, n, num_groups)
-                    )
+                    or is_near(model.tile_m, model.tile_n, largest, m, n, num_groups, takes_turns(config.kernel))
                 )
                 and m <= _MOST_BEYOND * model.largest_m
             ):
