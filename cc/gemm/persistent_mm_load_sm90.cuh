@@ -85,83 +85,41 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
     const int num_tiles = TilesOfResult(params, shared);
     for (int tile = slice.first_tile; tile < num_tiles; tile += slice.stride) {
       const TileOffset<Shape> offset(params, shared, tile);
-      if constexpr (Shape::kUnrollsLoads) {
-        for (int i = 0; i < slice.num_steps; ++i, ring.Advance()) {
-          const int stage = ring.stage;
-          Mbarrier* const full = &shared.full[stage];
-          // In the first round the stage is empty: the phase before the first counts as complete.
-          shared.empty[stage].Wait(ring.parity ^ 1);
-          full->ArriveAndExpect(params.stage_bytes);
-          for (int chunk = 0; chunk < Shape::kChunks; ++chunk) {
-            const int k = (slice.first_step + i) * Shape::kTileK + chunk * Shape::kChunkElements;
-            const int position = stage * Shape::kChunks + chunk;
-            void* const rows = shared.rows + position * Shape::kRows * Shape::kChunkElements;
-            void* const columns =
-                shared.columns + position * Shape::kColumns * Shape::kChunkElements;
-            void* const a_tile = Shape::kSwapAb ? columns : rows;
-            void* const b_tile = Shape::kSwapAb ? rows : columns;
-            LoadPart<typename Shape::BoxesOfB>(
-                b_tile, PlaceInCluster<Shape>().along_m, offset.n, k, params.rows_of_b_box,
-                [&](void* box, int x, int y) {
-                  if constexpr (Shape::kBlocksAlongM > 1) {
-                    LoadBoxToBlocks(&params.b_map, full, b_hint, box, x, y,
-                                    PlaceInCluster<Shape>().SharingB());
-                  } else if constexpr (Shape::kGroups) {
-                    LoadBox(&params.b_map, full, b_hint, box, x, y, offset.group);
-                  } else {
-                    LoadBox(&params.b_map, full, b_hint, box, x, y);
-                  }
-                });
-            LoadPart<typename Shape::BoxesOfA>(a_tile, PlaceInCluster<Shape>().along_n, offset.m, k,
-                                               params.rows_of_a_box, [&](void* box, int x, int y) {
-                                                 if constexpr (Shape::kBlocksAlongN > 1) {
-                                                   LoadBoxToBlocks(
-                                                       &params.a_map, full, a_hint, box, x, y,
-                                                       PlaceInCluster<Shape>().SharingA());
-                                                 } else {
-                                                   LoadBox(&params.a_map, full, a_hint, box, x, y);
-                                                 }
-                                               });
-          }
-        }
-      } else {
-        // The compiler would unroll depending on the size of the surrounding code.
+      // The compiler would unroll depending on the size of the surrounding code.
 #pragma unroll 1
-        for (int i = 0; i < slice.num_steps; ++i, ring.Advance()) {
-          const int stage = ring.stage;
-          Mbarrier* const full = &shared.full[stage];
-          // In the first round the stage is empty: the phase before the first counts as complete.
-          shared.empty[stage].Wait(ring.parity ^ 1);
-          full->ArriveAndExpect(params.stage_bytes);
-          for (int chunk = 0; chunk < Shape::kChunks; ++chunk) {
-            const int k = (slice.first_step + i) * Shape::kTileK + chunk * Shape::kChunkElements;
-            const int position = stage * Shape::kChunks + chunk;
-            void* const rows = shared.rows + position * Shape::kRows * Shape::kChunkElements;
-            void* const columns =
-                shared.columns + position * Shape::kColumns * Shape::kChunkElements;
-            void* const a_tile = Shape::kSwapAb ? columns : rows;
-            void* const b_tile = Shape::kSwapAb ? rows : columns;
-            const auto load_b = [&](void* box, int x, int y) {
-              if constexpr (Shape::kBlocksAlongM > 1) {
-                LoadBoxToBlocks(&params.b_map, full, b_hint, box, x, y, place.SharingB());
-              } else if constexpr (Shape::kGroups) {
-                LoadBox(&params.b_map, full, b_hint, box, x, y, offset.group);
-              } else {
-                LoadBox(&params.b_map, full, b_hint, box, x, y);
-              }
-            };
-            const auto load_a = [&](void* box, int x, int y) {
-              if constexpr (Shape::kBlocksAlongN > 1) {
-                LoadBoxToBlocks(&params.a_map, full, a_hint, box, x, y, place.SharingA());
-              } else {
-                LoadBox(&params.a_map, full, a_hint, box, x, y);
-              }
-            };
-            LoadPart<typename Shape::BoxesOfB>(b_tile, place.along_m, offset.n, k,
-                                               params.rows_of_b_box, load_b);
-            LoadPart<typename Shape::BoxesOfA>(a_tile, place.along_n, offset.m, k,
-                                               params.rows_of_a_box, load_a);
-          }
+      for (int i = 0; i < slice.num_steps; ++i, ring.Advance()) {
+        const int stage = ring.stage;
+        Mbarrier* const full = &shared.full[stage];
+        // In the first round the stage is empty: the phase before the first counts as complete.
+        shared.empty[stage].Wait(ring.parity ^ 1);
+        full->ArriveAndExpect(params.stage_bytes);
+        for (int chunk = 0; chunk < Shape::kChunks; ++chunk) {
+          const int k = (slice.first_step + i) * Shape::kTileK + chunk * Shape::kChunkElements;
+          const int position = stage * Shape::kChunks + chunk;
+          void* const rows = shared.rows + position * Shape::kRows * Shape::kChunkElements;
+          void* const columns = shared.columns + position * Shape::kColumns * Shape::kChunkElements;
+          void* const a_tile = Shape::kSwapAb ? columns : rows;
+          void* const b_tile = Shape::kSwapAb ? rows : columns;
+          const auto load_b = [&](void* box, int x, int y) {
+            if constexpr (Shape::kBlocksAlongM > 1) {
+              LoadBoxToBlocks(&params.b_map, full, b_hint, box, x, y, place.SharingB());
+            } else if constexpr (Shape::kGroups) {
+              LoadBox(&params.b_map, full, b_hint, box, x, y, offset.group);
+            } else {
+              LoadBox(&params.b_map, full, b_hint, box, x, y);
+            }
+          };
+          const auto load_a = [&](void* box, int x, int y) {
+            if constexpr (Shape::kBlocksAlongN > 1) {
+              LoadBoxToBlocks(&params.a_map, full, a_hint, box, x, y, place.SharingA());
+            } else {
+              LoadBox(&params.a_map, full, a_hint, box, x, y);
+            }
+          };
+          LoadPart<typename Shape::BoxesOfB>(b_tile, place.along_m, offset.n, k,
+                                             params.rows_of_b_box, load_b);
+          LoadPart<typename Shape::BoxesOfA>(a_tile, place.along_n, offset.m, k,
+                                             params.rows_of_a_box, load_a);
         }
       }
     }

@@ -305,10 +305,6 @@ struct PersistentMmShape {
                 kConsumerRegisters * kConsumerThreads + kLoaderRegisters * 128 <=
                     65536 / kThreads / 8 * 8 * kThreads);
 
-  // Whether the compiler may unroll the loader's loop over k. Where it may not, code is shorter and
-  // needs fewer registers. This should be all kernels: a check on a GPU is committed for these.
-  static constexpr bool kUnrollsLoads = !kPingpong && (kA != DType::kBF16 || kGroups);
-
   static constexpr int kStagesBytes = kStages * (kRowStageBytes + kColumnStageBytes);
   // Scales and bias of a tile, and of the next one; a copy for each warp group if each stores
   // without the others.
