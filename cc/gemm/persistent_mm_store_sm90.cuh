@@ -90,7 +90,8 @@ class TileStore {
       boxes_.SendAll([&] {
 #pragma unroll
         for (int step = 0; step < Shape::kRowSteps; ++step) {
-          const int m = offset_.m + (step * Shape::kGroupsOfTile + group_of_tile_) * 64;
+          int m = offset_.m + (step * Shape::kGroupsOfTile + group_of_tile_) * 64;
+          if (m + Shape::kBoxM <= BeginM()) m = EndM();
 #pragma unroll
           for (int column = 0; column < Shape::kColumns; column += Shape::kBoxColumns) {
             const bool is_whole = column + Shape::kBoxColumns <= Shape::kColumns;
