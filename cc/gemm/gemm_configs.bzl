@@ -1,4 +1,7 @@
-"""Every kernel for Hopper that is built; `persistent_mm_configs.bzl` has the list of those that fit their tiles to m.
+"""Every kernel for Hopper that is built.
+
+`persistent_mm_configs.bzl` has the list of those that fit their tiles to m, `persistent_mm_pingpong.bzl` of those whose
+warp groups take turns.
 
 A config becomes a header with its C++ struct, one cubin, a part of its family's host object, and one
 entry of the kernel manifest. To add a kernel, add a config to a list.
@@ -6,6 +9,7 @@ entry of the kernel manifest. To add a kernel, add a config to a list.
 
 load(":cutlass_mm_sm90.bzl", "matmul_config", "scaled_mm_block_config", "scaled_mm_config")
 load(":persistent_mm_configs.bzl", "PERSISTENT_MM_SM90")
+load(":persistent_mm_pingpong.bzl", "PINGPONG_MM_SM90")
 load(":persistent_mm_sm90.bzl", "persistent_mm_config")
 
 # fp8 with tensor or row scales, by CUTLASS, for large m; the rest is PERSISTENT_MM_SM90's.
@@ -135,5 +139,5 @@ MATMUL_SM90 = [
 # Everything that is built for sm_90a.
 KERNELS_SM90 = (
     SCALED_MM_SM90 + SCALED_MM_SLOW_SM90 + SCALED_MM_BLOCK_SM90 + PERSISTENT_MM_SM90 +
-    GROUPED_MM_SM90 + MATMUL_SM90
+    PINGPONG_MM_SM90 + GROUPED_MM_SM90 + MATMUL_SM90
 )

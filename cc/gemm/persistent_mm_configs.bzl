@@ -161,53 +161,6 @@ _CLUSTERS = {
     ],
 }
 
-# bf16, where two warp groups take turns: for results of some 6 million elements and more, where each block has several
-# tiles. By layout and dtype of the result: (m, n) of the tile, stages, whether operands are swapped, and blocks along m
-# and n. Chosen from 64 to 256 rows, widths in steps
-# of 8, with operands swapped and not, and clusters of up to four blocks (docs/design/pingpong_sm90.md).
-_PINGPONG = {
-    ("nt", "bf16"): [
-        ((128, 128), 6, True, (1, 1)),
-        ((128, 144), 5, True, (1, 1)),
-        ((128, 160), 5, True, (1, 1)),
-        ((128, 192), 5, True, (1, 1)),
-        ((128, 192), 5, True, (2, 1)),
-        ((192, 96), 5, True, (1, 1)),
-        ((192, 112), 5, True, (1, 1)),
-        ((192, 128), 5, True, (1, 2)),
-        ((128, 176), 5, False, (1, 1)),
-    ],
-    ("nn", "bf16"): [
-        ((64, 224), 5, True, (1, 1)),
-        ((128, 128), 6, True, (1, 1)),
-        ((128, 128), 6, True, (2, 2)),
-        ((128, 152), 5, True, (1, 1)),
-        ((128, 160), 5, True, (2, 1)),
-        ((128, 184), 5, True, (2, 1)),
-        ((128, 192), 5, True, (1, 1)),
-        ((128, 192), 5, True, (4, 1)),
-        ((192, 104), 5, True, (1, 1)),
-        ((192, 128), 5, True, (1, 1)),
-    ],
-    ("tn", "bf16"): [
-        ((64, 128), 8, True, (1, 1)),
-        ((128, 128), 6, True, (1, 1)),
-        ((128, 128), 6, True, (2, 1)),
-        ((128, 128), 6, True, (4, 1)),
-        ((128, 160), 5, True, (2, 2)),
-        ((128, 192), 5, True, (2, 1)),
-        ((128, 192), 5, True, (4, 1)),
-        ((192, 96), 5, True, (1, 1)),
-        ((192, 128), 5, True, (1, 1)),
-        ((192, 128), 5, True, (1, 2)),
-    ],
-    ("tn", "fp32"): [
-        ((128, 128), 6, False, (2, 1)),
-        ((128, 192), 5, False, (1, 1)),
-        ((192, 128), 5, False, (1, 2)),
-    ],
-}
-
 # Slow accumulation: (m, n) of the tile, stages, and up to how many share k.
 _SLOW = [
     ((128, 128), 5, 1),
@@ -414,21 +367,6 @@ PERSISTENT_MM_SM90 = [
     )
     for op, dtype in [("matmul", "bf16"), ("scaled_mm", "e4m3")]
     for tile, stages, swap_ab, blocks, splits in _CLUSTERS[op]
-] + [
-    persistent_mm_config(
-        op = "matmul",
-        dtype = "bf16",
-        out = out,
-        layout = layout,
-        tile = tile + (64,),
-        stages = stages,
-        warp_groups = 2,
-        schedule = "pingpong",
-        swap_ab = swap_ab,
-        cluster = blocks + (1,),
-    )
-    for (layout, out), tiles in _PINGPONG.items()
-    for tile, stages, swap_ab, blocks in tiles
 ] + [
     persistent_mm_config(
         op = "matmul",

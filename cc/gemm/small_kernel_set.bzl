@@ -32,7 +32,7 @@ SMALL_KERNEL_SET = [
     "scaled_mm_sm90_e4m3_e4m3_bf16_64x64x256_1x1x1_splitk1x6_swap",
     "scaled_mm_sm90_e4m3_e4m3_bf16_128x64x128_1x1x1_splitk2x8_swap",
     "scaled_mm_sm90_e4m3_e4m3_bf16_128x192x128_1x1x1_persistent2x4",
-    "scaled_mm_sm90_e4m3_e4m3_bf16_128x256x128_1x1x1_persistent2x4",
+    "scaled_mm_sm90_e4m3_e4m3_bf16_128x192x128_2x1x1_pingpong2x5_swap",
     "scaled_mm_sm90_e4m3_e4m3_bf16_192x176x128_1x1x1_persistent3x4",
     "scaled_mm_sm90_e4m3_e4m3_bf16_128x128x128_1x1x1_persistent2x5_slow",
     "scaled_mm_sm90_e5m2_e4m3_bf16_64x64x256_1x1x1_splitk1x6_swap",
