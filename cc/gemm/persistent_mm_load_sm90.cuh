@@ -38,7 +38,7 @@ __device__ __forceinline__ void LoadPart(void* chunk, int part, int first_row, i
 template <class Shape, bool kSplitsK>
 __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemory<Shape>& shared,
                           const KSlice<Shape, kSplitsK>& slice) {
-  const bool is_loader = threadIdx.x % 32 == 0;
+  const bool is_loader = IsElected();
   if (is_loader) {
     PrefetchTensorMap(&params.b_map);
     PrefetchTensorMap(&params.a_map);

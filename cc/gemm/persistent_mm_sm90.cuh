@@ -91,6 +91,7 @@ __device__ void MultiplyTiles(const typename Shape::Params& params,
   SyncAtNamedBarrier(Shape::kConsumerThreads + 32, kBarriersReady);
 
   const Operands<Shape> operands(shared);
+  const StageRelease<Shape> release(shared.empty->Address());
   Sums<Shape> sums = {};
   RingPosition<Shape::kStages> ring;
   int tile = slice.first_tile;
@@ -99,7 +100,7 @@ __device__ void MultiplyTiles(const typename Shape::Params& params,
   for (int tile_idx = 0; tile < TilesOfResult(params, shared); tile += stride, ++tile_idx) {
     int last_stage = 0;
     if constexpr (Shape::kPingpong) {
-      last_stage = SumInTurn<Shape>(shared, slice, operands, tile, TilesOfResult(params, shared),
+      last_stage = SumInTurn<Shape>(shared, slice, operands, release, tile, TilesOfResult(params, shared),
                                     tile_idx, ring, sums);
     }
     // With kPingpong the rest of a tile is not urgent, but registers are scarce.
@@ -110,16 +111,16 @@ __device__ void MultiplyTiles(const typename Shape::Params& params,
       SumOverlapped(shared, offset, ring, slice.num_steps, sums);
       vectors.Share(shared, tile_idx);
     } else if constexpr (Shape::kBlockScales) {
-      SumScaledTile<Shape>(shared, operands, ring, slice.num_steps, sums);
+      SumScaledTile<Shape>(shared, operands, release, ring, slice.num_steps, sums);
       vectors.Share(shared, tile_idx);
     } else {
       if constexpr (!Shape::kPingpong) {
-        last_stage = SumTile<Shape>(shared, operands, ring, slice.num_steps, sums);
+        last_stage = SumTile<Shape>(shared, operands, release, ring, slice.num_steps, sums);
         vectors.Share(shared, tile_idx);  // while the last products are summed
       }
       WaitForWgmma<0>();
       FenceSums(sums);
-      Release(shared, last_stage);
+      release(last_stage);
       if constexpr (Shape::kPingpong) vectors.Share(shared, tile_idx);
     }
 

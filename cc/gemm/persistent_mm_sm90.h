@@ -305,6 +305,10 @@ struct PersistentMmShape {
                 kConsumerRegisters * kConsumerThreads + kLoaderRegisters * 128 <=
                     65536 / kThreads / 8 * 8 * kThreads);
 
+  // Whether a warp asks if the next stage is full before it waits for the products of the last one:
+  // where a stage takes the tensor cores less time than to ask.
+  static constexpr bool kAsksEarly = kRows * kColumns <= 64 * 96;
+
   static constexpr int kStagesBytes = kStages * (kRowStageBytes + kColumnStageBytes);
   // Scales and bias of a tile, and of the next one; a copy for each warp group if each stores
   // without the others.

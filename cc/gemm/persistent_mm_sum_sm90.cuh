@@ -70,27 +70,49 @@ __device__ void MultiplyChunk(const Operands<Shape>& operands, int chunk, int& i
 
 // Tells the loaders that a stage has been read: block scales by each thread, tiles by wgmma.
 template <class Shape>
-__device__ void Release(const SharedMemory<Shape>& shared, int stage) {
-  if constexpr (Shape::kSharingBlocks > 1) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    if (lane < Shape::kLoadingBlocks) {
-      Mbarrier::ArriveInBlockAt(shared.empty[stage].Address(), PlaceInCluster<Shape>::Loader(lane));
-    }
-  } else {
-    if (Shape::kBlockScales || threadIdx.x % 32 == 0) shared.empty[stage].Arrive();
+class StageRelease {
+ public:
+  __device__ explicit StageRelease(std::uint32_t empty) : empty_(empty) {
+    if constexpr (kKeepsAddress) empty_ = AddressOfLoader();
   }
-}
+
+  __device__ void operator()(int stage) const {
+    if constexpr (Shape::kSharingBlocks > 1) {
+      if (lane_ < Shape::kLoadingBlocks) {
+        Mbarrier::ArriveInClusterAt((kKeepsAddress ? empty_ : AddressOfLoader()) + stage * 8);
+      }
+    } else if (kReadsByEachThread || lane_ == 0) {
+      Mbarrier::ArriveAt(empty_ + stage * 8);
+    }
+  }
+
+ private:
+  static constexpr bool kReadsByEachThread = Shape::kBlockScales && !Shape::kOverlapsSums;
+  // With kPingpong a thread has no register for it.
+  static constexpr bool kKeepsAddress = Shape::kSharingBlocks > 1 && !Shape::kPingpong;
+
+  // A lane has a block of those that load to this one: the barriers there.
+  __device__ std::uint32_t AddressOfLoader() const {
+    return AddressInBlock(empty_,
+                          PlaceInCluster<Shape>::Loader(min(lane_, Shape::kLoadingBlocks - 1)));
+  }
+
+  const int lane_ = static_cast<int>(threadIdx.x) % 32;
+  std::uint32_t empty_;
+};
 
 // Sums a tile over k. On return the last products are still being summed; returns their stage,
 // which the caller must release.
 template <class Shape>
 __device__ int SumTile(const SharedMemory<Shape>& shared, const Operands<Shape>& operands,
-                       RingPosition<Shape::kStages>& ring, int num_steps, Sums<Shape>& sums) {
+                       const StageRelease<Shape>& release, RingPosition<Shape::kStages>& ring,
+                       int num_steps, Sums<Shape>& sums) {
   int is_added = 0;
   int last_stage = 0;
-  for (int i = 0; i < num_steps; ++i, ring.Advance()) {
+  bool is_full = false;
+  for (int i = 0; i < num_steps; ++i) {
     const int stage = ring.stage;
-    shared.full[stage].Wait(ring.parity);
+    if (!is_full) shared.full[stage].Wait(ring.parity);
     FenceSums(sums);
     FenceWgmma();
 #pragma unroll
@@ -98,10 +120,14 @@ __device__ int SumTile(const SharedMemory<Shape>& shared, const Operands<Shape>&
       MultiplyChunk<Shape>(operands, stage * Shape::kChunks + chunk, is_added, sums);
     }
     CommitWgmma();
+    ring.Advance();
+    if constexpr (Shape::kAsksEarly) {
+      is_full = Mbarrier::IsCompleteAt(shared.full[ring.stage].Address(), ring.parity);
+    }
     // The stage before this one has been read.
     WaitForWgmma<1>();
     FenceSums(sums);
-    if (i > 0) Release(shared, last_stage);
+    if (i > 0) release(last_stage);
     last_stage = stage;
   }
   return last_stage;
@@ -145,6 +171,7 @@ __device__ void AddProducts(const SharedMemory<Shape>& shared, int stage, Produc
 // Sums a tile over k with block scales, all of it, on one warp group.
 template <class Shape>
 __device__ void SumScaledTile(const SharedMemory<Shape>& shared, const Operands<Shape>& operands,
+                              const StageRelease<Shape>& release,
                               RingPosition<Shape::kStages>& ring, int num_steps,
                               Sums<Shape>& sums) {
 #pragma unroll
@@ -166,7 +193,7 @@ __device__ void SumScaledTile(const SharedMemory<Shape>& shared, const Operands<
       CommitWgmma();
     }
     AddProducts<Shape>(shared, stage, products, sums);
-    Release(shared, stage);
+    release(stage);
   }
 }
 
@@ -181,7 +208,7 @@ class OverlappedSum {
   __device__ explicit OverlappedSum(const SharedMemory<Shape>& shared)
       : operands_(shared),
         full_(SameInWarp(shared.full->Address())),
-        empty_(SameInWarp(shared.empty->Address())),
+        release_(SameInWarp(shared.empty->Address())),
         scales_(SameInWarp(SharedAddress(shared.block_scales))) {}
 
   // `first_n`: of the tile. Its columns from a multiple of kAlignment on may have the next scale of
@@ -271,7 +298,10 @@ class OverlappedSum {
         }
         WaitForWgmma<0>();
         FenceSums(products);
-        if (is_last) Release(stage);
+        if (is_last) {
+          __syncwarp();
+          release_(stage);
+        }
 #pragma unroll
         for (int j = 0; j < Shape::kSums; ++j) {
           if constexpr (Shape::kBlockScales) {
@@ -286,22 +316,9 @@ class OverlappedSum {
     }
   }
 
-  // Tells the loaders of each block that loads to this one.
-  __device__ void Release(int stage) const {
-    __syncwarp();
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    if constexpr (Shape::kSharingBlocks > 1) {
-      if (lane < Shape::kLoadingBlocks) {
-        Mbarrier::ArriveInBlockAt(empty_ + stage * 8, PlaceInCluster<Shape>::Loader(lane));
-      }
-    } else {
-      if (lane == 0) Mbarrier::ArriveAt(empty_ + stage * 8);
-    }
-  }
-
   const Operands<Shape> operands_;
   const std::uint32_t full_;
-  const std::uint32_t empty_;
+  const StageRelease<Shape> release_;
   const std::uint32_t scales_;
 };
 

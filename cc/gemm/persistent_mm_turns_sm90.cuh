@@ -32,14 +32,15 @@ __device__ __forceinline__ void BeginTurns(const KSlice<Shape, kSplitsK>& slice,
 template <class Shape, bool kSplitsK>
 __device__ __forceinline__ int SumInTurn(const SharedMemory<Shape>& shared,
                                          const KSlice<Shape, kSplitsK>& slice,
-                                         const Operands<Shape>& operands, int tile, int num_tiles,
+                                         const Operands<Shape>& operands,
+                                         const StageRelease<Shape>& release, int tile, int num_tiles,
                                          int tile_idx, RingPosition<Shape::kStages>& ring,
                                          Sums<Shape>& sums) {
   const int warp_group = WarpGroupWithTurn();
   if (tile_idx > 0 || warp_group > 0) {
     SyncAtNamedBarrier(Shape::kConsumerThreads, kTurnOfWarpGroup + warp_group);
   }
-  const int last_stage = SumTile<Shape>(shared, operands, ring, slice.num_steps, sums);
+  const int last_stage = SumTile<Shape>(shared, operands, release, ring, slice.num_steps, sums);
   if (tile + slice.stride < num_tiles) {
     ArriveAtNamedBarrier(Shape::kConsumerThreads, kTurnOfWarpGroup + 1 - warp_group);
   }

@@ -97,16 +97,9 @@ class Mbarrier {
         "r"(parity), "r"(10'000'000));
   }
 
-  // Arrives at the barrier of the same place in a block of the cluster.
-  static __device__ __forceinline__ void ArriveInBlockAt(std::uint32_t address, int block) {
-    asm volatile(
-        "{\n"
-        ".reg .b32 mapped;\n"
-        "mapa.shared::cluster.u32 mapped, %0, %1;\n"
-        "mbarrier.arrive.shared::cluster.b64 _, [mapped];\n"
-        "}\n" ::"r"(address),
-        "r"(block)
-        : "memory");
+  // Arrives at a barrier of any block of the cluster.
+  static __device__ __forceinline__ void ArriveInClusterAt(std::uint32_t address) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
   }
 
   // Whether the phase of this parity is complete.
@@ -254,6 +247,21 @@ __device__ __forceinline__ float LoadSharedFloat(std::uint32_t address) {
   float number;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(number) : "r"(address) : "memory");
   return number;
+}
+
+// Whether this is the one thread of its warp that is elected, always the same. All call together.
+// The compiler knows that one thread runs what depends on it, so TMA's operands can be in uniform
+// registers; with a comparison of threadIdx.x there is a loop around each instruction of TMA.
+__device__ __forceinline__ bool IsElected() {
+  std::uint32_t is_elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred is_elected;\n"
+      "elect.sync _|is_elected, 0xffffffff;\n"
+      "selp.b32 %0, 1, 0, is_elected;\n"
+      "}\n"
+      : "=r"(is_elected));
+  return is_elected != 0;
 }
 
 // A value that all threads of a warp have, so that the compiler knows it to be the same.
