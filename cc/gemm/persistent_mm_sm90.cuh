@@ -100,8 +100,8 @@ __device__ void MultiplyTiles(const typename Shape::Params& params,
   for (int tile_idx = 0; tile < TilesOfResult(params, shared); tile += stride, ++tile_idx) {
     int last_stage = 0;
     if constexpr (Shape::kPingpong) {
-      last_stage = SumInTurn<Shape>(shared, slice, operands, release, tile, TilesOfResult(params, shared),
-                                    tile_idx, ring, sums);
+      last_stage = SumInTurn<Shape>(shared, slice, operands, release, tile,
+                                    TilesOfResult(params, shared), tile_idx, ring, sums);
     }
     // With kPingpong the rest of a tile is not urgent, but registers are scarce.
     const TileOffset<Shape> offset(params, shared, tile);

@@ -33,9 +33,9 @@ template <class Shape, bool kSplitsK>
 __device__ __forceinline__ int SumInTurn(const SharedMemory<Shape>& shared,
                                          const KSlice<Shape, kSplitsK>& slice,
                                          const Operands<Shape>& operands,
-                                         const StageRelease<Shape>& release, int tile, int num_tiles,
-                                         int tile_idx, RingPosition<Shape::kStages>& ring,
-                                         Sums<Shape>& sums) {
+                                         const StageRelease<Shape>& release, int tile,
+                                         int num_tiles, int tile_idx,
+                                         RingPosition<Shape::kStages>& ring, Sums<Shape>& sums) {
   const int warp_group = WarpGroupWithTurn();
   if (tile_idx > 0 || warp_group > 0) {
     SyncAtNamedBarrier(Shape::kConsumerThreads, kTurnOfWarpGroup + warp_group);
