@@ -7,6 +7,7 @@ each place with its text for the model, which the page holds as a template. With
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 
@@ -338,10 +339,12 @@ def _legend() -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], finds: Iterable[str] = ()) -> str:
-    """An HTML table; `finds` has the text that the filter searches, for each row."""
+    """An HTML table; `finds` has the text that the filter searches, for each row. A page has tens of thousands, so the
+    filter takes n and k from the first cell where they are all of the text."""
     lines = ["<thead><tr>", *(f"<th>{escape(head)}</th>" for head in heads), "</tr></thead><tbody>"]
     for row, find in itertools.zip_longest(rows, finds):
-        mark = f' data-find="{escape(find)}"' if find else ""
+        is_in_cell = find and find == "x".join(re.findall(r"[nk]=(\d+)", row[0]))
+        mark = " data-find" if is_in_cell else f' data-find="{escape(find)}"' if find else ""
         # End tags are optional, and a page has tens of thousands of cells.
         lines.append(f"<tr{mark}>" + "".join(f"<td>{escape(cell)}" for cell in row))
     return "\n".join(['<div class="scroll"><table class="plain">', *lines, "</tbody></table></div>"])

@@ -102,11 +102,12 @@ document.documentElement.classList.add("js");
 const [model, shape, count] = ["model", "shape", "count"].map(id => document.getElementById(id));
 const all = selector => [...document.querySelectorAll(selector)];
 const isShown = element => !!element.querySelector("[data-find]:not([hidden])");
+const sizes = shape => [...shape.matchAll(/[nk]=(\\d+)/g)].map(size => size[1]).join("x");
 const places = all("div[data-place]").map(element => ({element, text: element.innerHTML}));
 function filter() {
   const words = shape.value.toLowerCase().replace(/\\s*[x×*,]\\s*(?=\\d)/g, "x").split(/\\s+/).filter(Boolean);
   for (const row of all("tr[data-find]")) {
-    const text = " " + row.dataset.find + " ";
+    const text = " " + (row.dataset.find || sizes(row.cells[0].textContent)) + " ";
     const isOfModel = !model.value || text.includes(" " + model.value + " ");
     row.hidden = !isOfModel || !words.every(word => text.includes(word));
   }
