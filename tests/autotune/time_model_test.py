@@ -68,6 +68,22 @@ def test_fit_finds_the_times_and_the_blocks_at_once_of_a_kernel(config):
         assert model.at(m, n, k)[0] == pytest.approx(true_us(config, m, n, k), rel=1e-3)
 
 
+def test_a_block_takes_at_least_what_its_tensor_cores_need():
+    """Measured with full waves alone, a kernel's time is as well that of all work, divided by all SMs. Then a few tiles
+    with a long k would seem to take next to no time."""
+    tile, all_work = 128 * 128 * 128, TRUTH[BIG]._replace(launch_us=4.0, wave_us=0.0, step_us=0.0, work_us=0.003)
+    full = [(7680, 2048), (7680, 4096), (7680, 8192), (15360, 2048), (15360, 4096), (15360, 8192)]  # 60 tiles along n
+    taken = [
+        replace(one, median_us=all_work.at(one.key.m, one.key.n, one.key.k)[0])
+        for one in samples(weights=full, m_values=(2048, 4096, 8192), configs=[BIG])
+    ]
+    found = models_of(taken)[BIG]
+    for sample in taken:
+        assert found.at(sample.key.m, sample.key.n, sample.key.k)[0] == pytest.approx(sample.median_us, rel=0.02)
+    one_sm = 4096 * 1980.0  # products of fp8 in a microsecond
+    assert all_work.at(256, 256, 65536)[0] < 65536 / 128 * tile / one_sm < found.at(256, 256, 65536)[0]
+
+
 def test_kernels_with_clusters_of_a_size_have_as_many_of_them_at_once():
     """Of four blocks an H200 runs 30, on 120 of its SMs. The small kernel was measured with fewer alone."""
     truth = {

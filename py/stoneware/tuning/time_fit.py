@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import add, mul
 from typing import TYPE_CHECKING
 
+from stoneware.kernels import sm90_kernels
 from stoneware.kernels.candidate import candidate_of
 from stoneware.kernels.config import AnyConfig, Config
 from stoneware.kernels.key import AnyFamily, Family, Key, rows_run_along_n
@@ -52,6 +53,10 @@ _UNKNOWN_TILING = Tiling(m=128, n=128, k=128, cluster_m=1, cluster_n=1)
 
 _BLOCK_UNIT_M = 4
 """The vendor library's with block scales (ops/scaled_mm/vendor.py)."""
+
+_HOPPER_BYTES_PER_US = 2048 * 2 * 1980
+"""Products of a row by a column that an SM of Hopper's does in a microsecond, times the bytes of an element: 2048 a
+clock of 16-bit elements, and twice as many of 8 bits, at the highest clock."""
 
 _Row = tuple[int, int, int, int, float]
 """m, n, k, the groups and the median in µs."""
@@ -112,8 +117,8 @@ def models(
 
 
 def _shape(family: Family, config: Config, manifest: Manifest) -> tuple[TimeModel | None, int]:
-    """The model of a candidate without its times and its blocks at once, None of an unknown tile; and the blocks of a
-    cluster, with those that share the k of a tile."""
+    """The model of a candidate without its blocks at once, and with the least that its times can be, None of an unknown
+    tile; and the blocks of a cluster, with those that share the k of a tile."""
     kernels = manifest.with_tile(family.op, config.backend, config.kernel)
     if not kernels and not is_vendor(config):
         return None, 1
@@ -135,8 +140,15 @@ def _shape(family: Family, config: Config, manifest: Manifest) -> tuple[TimeMode
         out_bytes=family.out_bytes,
         m_unit=_BLOCK_UNIT_M if is_vendor(config) and "block" in family.scales else 1,
         rows_along=ALONG_N if rows_run_along_n(family.layout) else ALONG_K,
+        step_us=_least_step_us(tiling, family.a_bytes) if config.backend == sm90_kernels.BACKEND else 0.0,
     )
     return shape, cluster_blocks
+
+
+def _least_step_us(tiling: Tiling, a_bytes: int) -> float:
+    """How long the tensor cores of an SM need for a block's step. A kernel that was measured with full waves alone
+    could seem to need less, as if a block had the other SMs as well."""
+    return tiling.m * tiling.n * tiling.k * a_bytes / _HOPPER_BYTES_PER_US
 
 
 def _sms_of_clusters(
@@ -180,20 +192,22 @@ def _with_slots(shape: TimeModel, rows: Sequence[_Row], sms: Sequence[int]) -> t
 
 
 def _fit(model: TimeModel, rows: Sequence[_Row]) -> tuple[list[float], float]:
-    """The times, none below 0, with the least sum of squared relative errors, and that sum."""
+    """The times, none below those of the model, with the least sum of squared relative errors, and that sum."""
+    least = model[-NUM_TIMES:]
     table = []
     for m, n, k, num_groups, us in rows:
         table.append([count / us for count in _terms(model, m, n, k, num_groups)])
+    wanted = [1 - math.fsum(map(mul, row, least)) for row in table]
     columns: list[Sequence[float]] = list(zip(*table))
     # Columns of one length, or rounding would decide.
     scales = [math.sqrt(math.fsum(map(mul, column, column))) or 1.0 for column in columns]
     columns = [[value / scale for value in column] for column, scale in zip(columns, scales)]
     products = [[math.fsum(map(mul, one, other)) for other in columns] for one in columns]
-    target = [math.fsum(column) for column in columns]
+    target = [math.fsum(map(mul, column, wanted)) for column in columns]
     times = _non_negative(products, target)
-    off = [math.fsum(map(mul, row, times)) - 1 for row in zip(*columns)]
+    off = [math.fsum(map(mul, row, times)) - want for row, want in zip(zip(*columns), wanted)]
     error = math.fsum(map(mul, off, off))
-    return [time / scale for time, scale in zip(times, scales)], error
+    return [time / scale + at_least for time, scale, at_least in zip(times, scales, least)], error
 
 
 def _terms(model: TimeModel, m: int, n: int, k: int, num_groups: int) -> list[float]:

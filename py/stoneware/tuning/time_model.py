@@ -57,8 +57,8 @@ time."""
 _QUANTILE = 1.645
 """Standard deviations within which 90 % of a normal distribution lie."""
 
-_FASTEST = 6
-"""Only configs among the six fastest of a near problem are estimated."""
+_FASTEST = 10
+"""Only configs among the ten fastest of a near problem are estimated."""
 
 
 ALONG_K, ALONG_N = 1, 2
