@@ -28,6 +28,7 @@ _DEVICE_HDRS = _SHARED_HDRS + [
     "persistent_mm_load_sm90.cuh",
     "persistent_mm_partial_sums_sm90.cuh",
     "persistent_mm_sm90.cuh",
+    "persistent_mm_registers_sm90.cuh",
     "persistent_mm_store_sm90.cuh",
     "persistent_mm_sum_sm90.cuh",
     "persistent_mm_turns_sm90.cuh",

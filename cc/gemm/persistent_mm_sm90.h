@@ -306,7 +306,7 @@ struct PersistentMmShape {
                     65536 / kThreads / 8 * 8 * kThreads);
 
   // Whether a warp asks if the next stage is full before it waits for the products of the last one:
-  // where a stage takes the tensor cores less time than to ask.
+  // where products take so little time that they would be done before the answer.
   static constexpr bool kAsksEarly = kRows * kColumns <= 64 * 96;
 
   static constexpr int kStagesBytes = kStages * (kRowStageBytes + kColumnStageBytes);
