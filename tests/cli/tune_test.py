@@ -99,6 +99,8 @@ def test_flags_select_the_problems_and_the_settings(measuring, tmp_path, capsys)
         "7",
         "--seconds-per-problem",
         "0.5",
+        "--fastest",
+        "12",
         "--remeasure",
         "--commit",
         "1a2b3c",
@@ -113,13 +115,15 @@ def test_flags_select_the_problems_and_the_settings(measuring, tmp_path, capsys)
         (1, 64, 64, "row", "fp16"),
     ]
     settings = measuring["settings"]
-    assert (settings.rounds, settings.seconds_per_problem, settings.remeasure, settings.commit) == (
-        7,
-        0.5,
-        True,
-        "1a2b3c",
-    )
+    assert (settings.rounds, settings.seconds_per_problem, settings.fastest) == (7, 0.5, 12)
+    assert (settings.remeasure, settings.commit) == (True, "1a2b3c")
     assert measuring["ordinal"] == 1 and measuring["store"].path == store
+
+
+def test_at_least_one_candidate_is_measured(measuring, capsys):
+    code, _, err = tune(capsys, "--fastest", "0")
+    assert code == exit_codes.USAGE and "fastest=0 must be at least 1; pass a number from 1 up" in err
+    assert "problems" not in measuring
 
 
 def test_shapes_are_read_from_a_file(measuring, tmp_path, capsys):

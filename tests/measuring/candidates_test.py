@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import types
 from pathlib import Path
 
 import pytest
@@ -283,6 +284,41 @@ def test_the_default_and_the_vendor_come_first_among_the_candidates():
         [config("b"), config("torch.mm", "vendor")],
         [config("a"), config("c")],
     )
+
+
+class FourKernels:
+    """An op of four kernels and a vendor's."""
+
+    def candidates(self, problem, device):
+        return [config("torch.mm", "vendor"), *map(config, "abcd")]
+
+    def preferred(self, key, compute_capability, manifest):
+        return []
+
+
+def expect(monkeypatch, *entries):
+    """Makes look-ups answer with entries of these kernels, one a step."""
+
+    def answer(kernels):
+        choices = [types.SimpleNamespace(config=one) for one in kernels]
+        return types.SimpleNamespace(entry=types.SimpleNamespace(choices=choices))
+
+    monkeypatch.setattr(candidates.lookup, "answers", lambda *_, **__: iter(map(answer, entries)))
+
+
+def test_the_expected_fastest_take_turns_between_what_was_measured_and_what_is_modelled(monkeypatch):
+    expect(monkeypatch, [config("a"), config("b")], [config("torch.mm", "vendor"), config("c"), config("gone")])
+    vendor = [config("torch.mm", "vendor")]
+    assert candidates.of_problem(FourKernels(), PROBLEM, CPU, 2) == (vendor, [config("a"), config("b")])
+    assert candidates.of_problem(FourKernels(), PROBLEM, CPU, 3) == (vendor, [config("a"), config("b"), config("c")])
+    expect(monkeypatch, [config("a"), config("b")], [config("c")])
+    assert candidates.of_problem(FourKernels(), PROBLEM, CPU, 2) == (vendor, [config("a"), config("c")])
+
+
+@pytest.mark.parametrize("entries", [[], [[config("gone")]]])
+def test_where_the_tables_expect_nothing_all_are_measured(monkeypatch, entries):
+    expect(monkeypatch, *entries)
+    assert candidates.of_problem(FourKernels(), PROBLEM, CPU, 2)[1] == list(map(config, "abcd"))
 
 
 @pytest.mark.parametrize("k", [16, 4096, 16384])

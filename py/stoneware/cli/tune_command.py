@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stoneware.tuning.store import Store
 
 HELP = help.text(
-    "Measure every candidate at every problem on this machine's GPU.\n\n"
+    "Measure the candidates of every problem on this machine's GPU.\n\n"
     "Each candidate is checked against float64 before it is timed. Samples are stored as they are "
     "taken: an interrupted run continues where it stopped, and nothing is measured twice for the "
     "same kernel on the same hardware. Under torchrun the ranks share the problems, one GPU each; "
@@ -35,7 +35,7 @@ HELP = help.text(
         "stoneware tune --ops matmul --shapes 128x16x512x128 --layouts nt,nn",
         "stoneware tune --ops grouped_mm --shapes @shapes.txt",
         "stoneware tune --ops scaled_mm --shapes 4096x6144x8192 --a-dtypes e5m2 --accumulations slow --scales tensor",
-        "stoneware tune --model Llama-3.1-8B/config.json --max-batch-tokens 4096",
+        "stoneware tune --model Llama-3.1-8B/config.json --max-batch-tokens 4096 --fastest 12",
         "torchrun --nproc-per-node 8 -m stoneware tune",
     ],
     findings="a candidate was wrong, failed or hung, or a problem was not measured",
@@ -99,6 +99,13 @@ def tune(
     ] = "bf16,fp8",
     rounds: Annotated[int, typer.Option(help="Timings of each candidate.")] = 50,
     seconds_per_problem: Annotated[float, typer.Option(help="Stop timing a problem after this long.")] = 2.0,
+    fastest: Annotated[
+        int | None,
+        typer.Option(
+            help="Measure the vendor's kernels and the N others that the tables expect to be fastest. Default: all.",
+            metavar="N",
+        ),
+    ] = None,
     remeasure: Annotated[bool, typer.Option("--remeasure", help="Measure again even if a sample exists.")] = False,
     commit: Annotated[str, typer.Option(help="Commit of the kernels, kept with the run.")] = "unknown",
     device: Annotated[
@@ -121,6 +128,7 @@ def tune(
         rounds=rounds,
         seconds_per_problem=seconds_per_problem,
         remeasure=remeasure,
+        fastest=fastest,
         commit=commit,
         command=_command(flags),
     )

@@ -10,6 +10,7 @@ runs this in a child process, and learns from `announce` and `emit` how far it c
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,12 +26,16 @@ from stoneware.measuring import machine, operands
 from stoneware.measuring.device_timer import DeviceTimer, Timing, TimingFailed
 from stoneware.measuring.settings import ON_MISS, Settings
 from stoneware.runtime.device import Device
+from stoneware.tuning import lookup, sources
 from stoneware.tuning.samples import Sample
 
 MakePlan = Callable[[Any, Config, Device], Callable[..., Any]]
 
 LONGEST_DETAIL = 500
 """Characters of a sample's detail."""
+
+_ALWAYS_TIMED = 4
+"""Modelled choices on top of those asked for, since some are among the always-timed candidates."""
 
 _LARGEST_ERROR = 1e9
 """Stands for infinity, which JSON lacks."""
@@ -52,14 +57,34 @@ class ContextLostError(StonewareError, RuntimeError):
     """A candidate destroyed the CUDA context; this process can measure no more."""
 
 
-def of_problem(operation: Operation, problem: Any, device: Device) -> tuple[list[Config], list[Config]]:
-    """The always-timed candidates of a problem (the default config, the vendor library's), and the
-    others."""
+def of_problem(
+    operation: Operation, problem: Any, device: Device, fastest: int | None = None
+) -> tuple[list[Config], list[Config]]:
+    """The always-timed candidates of a problem (the default config, the vendor library's), and the others.
+
+    Args:
+      fastest: so many others, which the tables expect to be the fastest; None for all.
+    """
     configs = operation.candidates(problem, device)
     heuristic = operation.preferred(problem.key, device.compute_capability, manifest.packaged())
     default = [config for config in heuristic if config in configs][:1]
     always = [*default, *(config for config in configs if config.backend == "vendor" and config not in default)]
-    return always, [config for config in configs if config not in always]
+    others = [config for config in configs if config not in always]
+    return always, others if fastest is None else _fastest(problem.key, device, others, fastest)
+
+
+def _fastest(key: Key, device: Device, configs: Sequence[Config], most: int) -> list[Config]:
+    """The configs that the tables expect to be the fastest; all if the tables know none of them.
+
+    Takes turns between what was measured at this very problem and what is modelled from near ones, so
+    that kernels newer than the measurements are among them.
+    """
+    answers = lookup.answers(key, device.fingerprint, sources.sources(key.op), most_choices=most + _ALWAYS_TIMED)
+    entries = [answer.entry.choices for answer in itertools.islice(answers, 2)]
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*entries))
+    allowed = set(configs)
+    expected = dict.fromkeys(choice.config for choice in turns if choice and choice.config in allowed)
+    return list(expected)[:most] or list(configs)
 
 
 def kernel_sha256(config: Config) -> str:

@@ -17,6 +17,7 @@ class Settings:
       seconds_per_problem: stop timing the candidates of a problem after this long.
       hang_limit_s: a candidate that shows no progress for this long is killed and counts as hung.
       remeasure: measure again what has a sample.
+      fastest: as of `candidates.of_problem`.
       command: what the user typed, for the record; without folders of this machine.
       commit: of the repository that the kernels are from, for the record.
 
@@ -29,12 +30,15 @@ class Settings:
     seconds_per_problem: float = 2.0
     hang_limit_s: float = 30.0
     remeasure: bool = False
+    fastest: int | None = None
     command: str = "stoneware tune"
     commit: str = "unknown"
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise ValueError(f"rounds={self.rounds} must be at least 1; pass a number from 1 up")
+        if self.fastest is not None and self.fastest < 1:
+            raise ValueError(f"fastest={self.fastest} must be at least 1; pass a number from 1 up, or leave it out")
         for name in ("seconds_per_problem", "hang_limit_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must be positive and finite; pass such a number")

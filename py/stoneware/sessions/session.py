@@ -159,7 +159,7 @@ def tune(
         reporter=reporter,
         command=command,
         candidates_of=candidates_of
-        or (lambda problem: candidates.of_problem(operation_of(problem.key.op), problem, device)),
+        or (lambda problem: candidates.of_problem(operation_of(problem.key.op), problem, device, settings.fastest)),
         end_run=lambda: machine.end_run(run, ordinal),
     ).measure(problems, ranks)
     if is_users:

@@ -152,6 +152,7 @@ def answers(
     kernels: Manifest | None = None,
     excludes_split_k: bool = False,
     only_open: bool = False,
+    most_choices: int = 6,
 ) -> Iterator[Answer]:
     """The best entry of each step, in their order: of this device, then of the nearest other one.
 
@@ -164,8 +165,10 @@ def answers(
       kernels: which give the configs of candidates; None for those of this installation.
       excludes_split_k: exclude configs that split k from modelled entries.
       only_open: exclude all but open kernels from these.
+      most_choices: of a modelled entry; by default enough that one is not refused.
     """
-    search = _Search(key, kernel_sha256, kernels, {"excludes_split_k": excludes_split_k, "only_open": only_open})
+    excluded = {"excludes_split_k": excludes_split_k, "only_open": only_open}
+    search = _Search(key, kernel_sha256, kernels, excluded, most_choices)
     places = list(_places(key, device, sources, is_other_device=False))
     yield from search.exact(places)
     others = list(_places(key, device, sources, is_other_device=True))
@@ -186,10 +189,6 @@ def answers(
     yield from search.near(others)
 
 
-_MOST_CHOICES = 6
-"""Choices of a modelled entry: enough that one is not refused."""
-
-
 def _places(
     key: AnyKey, fingerprint: DeviceFingerprint, sources: Sequence[Source], is_other_device: bool
 ) -> Iterator[Place]:
@@ -206,13 +205,15 @@ class _Search:
     """The search for the entries that answer for a key.
 
     Args:
-      key, kernel_sha256, kernels: as of `answers`.
+      key, kernel_sha256, kernels, most_choices: as of `answers`.
       excluded: its other arguments.
     """
 
-    def __init__(self, key: AnyKey, kernel_sha256: str, kernels: Manifest | None, excluded: Mapping[str, bool]) -> None:
+    def __init__(
+        self, key: AnyKey, kernel_sha256: str, kernels: Manifest | None, excluded: Mapping[str, bool], most_choices: int
+    ) -> None:
         self._key, self._kernel_sha256 = key, kernel_sha256
-        self._kernels, self._excluded = kernels, excluded
+        self._kernels, self._excluded, self._most_choices = kernels, excluded, most_choices
 
     def _configs(self, **excluded: bool) -> Configs:
         from stoneware.kernels import candidate, manifest
@@ -293,7 +294,7 @@ class _Search:
         estimates = time_model.estimates(
             key.m, key.n, key.k, both, configs, key.num_groups, is_other_device=place.is_other_device
         )
-        choices = tuple(map(_choice, estimates[:_MOST_CHOICES]))
+        choices = tuple(map(_choice, estimates[: self._most_choices]))
         if choices:
             yield Answer(
                 entry=Entry(key=key, choices=choices, rule=f"the least expected time of {len(estimates)} as modelled"),
