@@ -24,7 +24,7 @@ from stoneware.ops.grouped_mm import reference as grouped_reference
 from stoneware.ops.matmul import reference as matmul_reference
 from stoneware.ops.scaled_mm import reference
 from stoneware.ops.tensor_checks import TORCH_DTYPES
-from stoneware.runtime.device import CPU
+from stoneware.runtime.device import CPU, Device, DeviceFingerprint
 from stoneware.specs import tolerance
 from stoneware.specs.grouped_mm import EXPERTS, MAX_ROWS
 from stoneware.specs.grouped_mm_problem import Problem as GroupedMmProblem
@@ -286,6 +286,14 @@ def test_the_default_and_the_vendor_come_first_among_the_candidates():
     )
 
 
+GPU = Device(
+    ordinal=0,
+    fingerprint=DeviceFingerprint(
+        name="NVIDIA H200", compute_capability=(9, 0), num_sms=132, l2_bytes=1, memory_clock_khz=1
+    ),
+)
+
+
 class FourKernels:
     """An op of four kernels and a vendor's."""
 
@@ -309,16 +317,16 @@ def expect(monkeypatch, *entries):
 def test_the_expected_fastest_take_turns_between_what_was_measured_and_what_is_modelled(monkeypatch):
     expect(monkeypatch, [config("a"), config("b")], [config("torch.mm", "vendor"), config("c"), config("gone")])
     vendor = [config("torch.mm", "vendor")]
-    assert candidates.of_problem(FourKernels(), PROBLEM, CPU, 2) == (vendor, [config("a"), config("b")])
-    assert candidates.of_problem(FourKernels(), PROBLEM, CPU, 3) == (vendor, [config("a"), config("b"), config("c")])
+    assert candidates.of_problem(FourKernels(), PROBLEM, GPU, 2) == (vendor, [config("a"), config("b")])
+    assert candidates.of_problem(FourKernels(), PROBLEM, GPU, 3) == (vendor, [config("a"), config("b"), config("c")])
     expect(monkeypatch, [config("a"), config("b")], [config("c")])
-    assert candidates.of_problem(FourKernels(), PROBLEM, CPU, 2) == (vendor, [config("a"), config("c")])
+    assert candidates.of_problem(FourKernels(), PROBLEM, GPU, 2) == (vendor, [config("a"), config("c")])
 
 
 @pytest.mark.parametrize("entries", [[], [[config("gone")]]])
 def test_where_the_tables_expect_nothing_all_are_measured(monkeypatch, entries):
     expect(monkeypatch, *entries)
-    assert candidates.of_problem(FourKernels(), PROBLEM, CPU, 2)[1] == list(map(config, "abcd"))
+    assert candidates.of_problem(FourKernels(), PROBLEM, GPU, 2)[1] == list(map(config, "abcd"))
 
 
 @pytest.mark.parametrize("k", [16, 4096, 16384])

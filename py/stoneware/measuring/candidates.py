@@ -20,7 +20,7 @@ import torch
 
 from stoneware.errors import StonewareError, UnsupportedError
 from stoneware.kernels import manifest
-from stoneware.kernels.config import Config
+from stoneware.kernels.config import AnyConfig, Config
 from stoneware.kernels.key import Key
 from stoneware.measuring import machine, operands
 from stoneware.measuring.device_timer import DeviceTimer, Timing, TimingFailed
@@ -79,12 +79,15 @@ def _fastest(key: Key, device: Device, configs: Sequence[Config], most: int) -> 
     Takes turns between what was measured at this very problem and what is modelled from near ones, so
     that kernels newer than the measurements are among them.
     """
+    if device.fingerprint is None:
+        return list(configs)
     answers = lookup.answers(key, device.fingerprint, sources.sources(key.op), most_choices=most + _ALWAYS_TIMED)
     entries = [answer.entry.choices for answer in itertools.islice(answers, 2)]
     turns = itertools.chain.from_iterable(itertools.zip_longest(*entries))
-    allowed = set(configs)
-    expected = dict.fromkeys(choice.config for choice in turns if choice and choice.config in allowed)
-    return list(expected)[:most] or list(configs)
+    expected = dict.fromkeys(choice.config for choice in turns if choice)
+    allowed: dict[AnyConfig, Config] = {config: config for config in configs}
+    likely = [allowed[config] for config in expected if config in allowed]
+    return likely[:most] or list(configs)
 
 
 def kernel_sha256(config: Config) -> str:
