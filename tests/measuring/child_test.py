@@ -127,6 +127,18 @@ def test_a_miss_is_measured_here_stored_and_leaves_the_random_numbers_alone(on_c
     assert (sample.key, sample.median_us, sample.status) == (problem.key, 300.0, "ok")
 
 
+def test_of_a_miss_only_the_most_promising_candidates_are_measured(on_cpu, monkeypatch):
+    asked, of_problem = [], candidates.of_problem
+
+    def asking(operation, problem, device, fastest):
+        asked.append(fastest)
+        return of_problem(operation, problem, device, fastest)
+
+    monkeypatch.setattr(candidates, "of_problem", asking)
+    candidates.tune_on_miss(OneCandidate(), PROBLEMS[0], CPU)
+    assert asked == [12]
+
+
 def test_a_miss_that_cannot_be_stored_is_kept_in_memory_and_said_once(on_cpu, monkeypatch, caplog):
     kept = []
     monkeypatch.setattr(policy, "add_to_memory", lambda run, samples: kept.append((run, samples)))

@@ -235,8 +235,13 @@ def test_a_module_that_trains_in_fp8_is_refused():
 
 def test_tune_measures_a_module_and_plans_anew(monkeypatch, tmp_path):
     monkeypatch.setenv("STONEWARE_CACHE_DIR", str(tmp_path))
-    asked = []
-    monkeypatch.setattr(session, "tune", lambda problems, *arguments, **others: asked.extend(problems))
+    asked, settings = [], []
+
+    def measure(problems, store, ordinal, how, reporter, **others):
+        asked.extend(problems)
+        settings.append(how)
+
+    monkeypatch.setattr(session, "tune", measure)
     monkeypatch.setattr(model, "_ordinal", lambda module: 0)
     monkeypatch.setattr(model, "gain", lambda problems, store, device: len(problems))
     monkeypatch.setattr("stoneware.runtime.device.cuda_device", lambda ordinal: type("D", (), {"fingerprint": "GPU"}))
@@ -244,6 +249,8 @@ def test_tune_measures_a_module_and_plans_anew(monkeypatch, tmp_path):
     assert sw.tune(torch.nn.Linear(64, 128).bfloat16(), [1, 16]) == 2
     assert [(one.op, one.m, one.n, one.k) for one in asked] == [("matmul", 1, 128, 64), ("matmul", 16, 128, 64)]
     assert policy.EPOCH[0] != before
+    sw.tune(torch.nn.Linear(64, 128).bfloat16(), [1], fastest=6)
+    assert [how.fastest for how in settings] == [None, 6]
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,7 @@ def tune_on_miss(operation: Operation, problem: Any, device: Device) -> None:
 
     ordinal = device.ordinal or 0  # a CPU, in tests, has none
     run = machine.new_run(ordinal, ON_MISS.command)
-    always, others = of_problem(operation, problem, device)
+    always, others = of_problem(operation, problem, device, ON_MISS.fastest)
     try:
         with torch.random.fork_rng(devices=[ordinal] if device.kind == "cuda" else []), torch.no_grad():
             Race(

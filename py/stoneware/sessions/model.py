@@ -337,7 +337,13 @@ def layers_of_module(module: torch.nn.Module) -> dict[str, list[Layer]]:
     return {dtype: list(of_dtype.values()) for dtype, of_dtype in found.items()}
 
 
-def tune(module: torch.nn.Module, tokens: Sequence[int] = (1, 16, 64, 256, 1024, 4096), *, rounds: int = 16) -> Gain:
+def tune(
+    module: torch.nn.Module,
+    tokens: Sequence[int] = (1, 16, 64, 256, 1024, 4096),
+    *,
+    rounds: int = 16,
+    fastest: int | None = None,
+) -> Gain:
     """Measures the matmuls of a module's linears on its GPU; later calls use the fastest kernels.
 
     Each sample is stored immediately in the user's store, and stored problems are not measured again,
@@ -351,6 +357,8 @@ def tune(module: torch.nn.Module, tokens: Sequence[int] = (1, 16, 64, 256, 1024,
         nor the matmuls of backward.
       tokens: numbers of input rows to measure.
       rounds: timings of each candidate.
+      fastest: measure the vendor's kernels and so many others, which the tables expect to be the fastest; None
+        measures all.
 
     Returns:
       The gain in speed; print it.
@@ -384,7 +392,7 @@ def tune(module: torch.nn.Module, tokens: Sequence[int] = (1, 16, 64, 256, 1024,
     store = user_store()
     if store is None:
         raise StoreError("the user's store needs a folder, and this user has no home folder; set STONEWARE_CACHE_DIR")
-    settings = Settings(rounds=rounds, command="sw.tune")
+    settings = Settings(rounds=rounds, fastest=fastest, command="sw.tune")
     session.tune(wanted, store, ordinal, settings, reporter, ranks=session.Ranks())
     policy.forget_plans()
     device = cuda_device(ordinal).fingerprint
