@@ -47,7 +47,8 @@ def session(monkeypatch):
     module = types.ModuleType("stoneware.measuring.candidates")
     module.tuned = []
 
-    def tune_on_miss(operation, problem, device):
+    def tune_on_miss(operation, problem, device, *, measures_all):
+        module.measured_all = measures_all
         module.tuned.append((operation, problem.m))
         user_store().add(small.run("run-2"), [small.sample(SMALL, 1.0, m=problem.m, run="run-2")])
         policy.forget_plans()
@@ -246,8 +247,22 @@ def test_miss_is_measured_once_and_then_known(ran, session):
     assert ran == [TINY, SMALL, SMALL, SMALL]
 
 
+def test_a_call_that_may_refuse_the_fastest_measures_all_candidates(ran, session):
+    with sw.tuning("on_miss"):
+        call(m=15)
+        assert session.measured_all is False
+        call(m=14, backend="sm90")
+        assert session.measured_all is True
+        call(m=13)
+        assert session.measured_all is False
+        with sw.batch_invariant():
+            call(m=12)
+        assert session.measured_all is True
+    assert [m for _, m in session.tuned] == [15, 14, 13, 12]
+
+
 def test_problem_that_could_not_be_measured_runs_as_usual_and_is_not_tried_again(ran, session):
-    session.tune_on_miss = lambda operation, problem, device: session.tuned.append(problem.m)
+    session.tune_on_miss = lambda operation, problem, device, **_: session.tuned.append(problem.m)
     with sw.tuning("on_miss"):
         call(m=15)
         call(m=15)
@@ -260,13 +275,13 @@ def test_two_threads_measure_one_after_the_other_and_a_problem_once(ran, session
     tune_on_miss, events = session.tune_on_miss, []
     is_measuring, is_second_in = threading.Event(), threading.Event()
 
-    def slow_tune_on_miss(operation, problem, device):
+    def slow_tune_on_miss(operation, problem, device, **options):
         events.append(("begin", problem.m))
         if is_measuring.is_set():
             is_second_in.set()
         is_measuring.set()
         is_second_in.wait(1)  # a thread that waits for its turn does not end it
-        tune_on_miss(operation, problem, device)
+        tune_on_miss(operation, problem, device, **options)
         events.append(("end", problem.m))
 
     session.tune_on_miss = slow_tune_on_miss
@@ -288,10 +303,10 @@ def test_two_threads_measure_one_after_the_other_and_a_problem_once(ran, session
 def test_what_is_measured_may_miss_itself(ran, session):
     tune_on_miss = session.tune_on_miss
 
-    def nested_tune_on_miss(operation, problem, device):
+    def nested_tune_on_miss(operation, problem, device, **options):
         if problem.m == 15:
             call(m=14)
-        tune_on_miss(operation, problem, device)
+        tune_on_miss(operation, problem, device, **options)
 
     session.tune_on_miss = nested_tune_on_miss
     with sw.tuning("on_miss"):

@@ -74,7 +74,7 @@ def of_problem(
 
 
 def _fastest(key: Key, device: Device, configs: Sequence[Config], most: int) -> list[Config]:
-    """The configs that the tables expect to be the fastest; all if the tables know none of them.
+    """The configs that the tables expect to be the fastest; all if nothing near the problem was measured.
 
     Takes turns between what was measured at this very problem and what is modelled from near ones, so
     that kernels newer than the measurements are among them.
@@ -224,12 +224,15 @@ class Race:
             torch.cuda.synchronize(self.device.ordinal)
 
 
-def tune_on_miss(operation: Operation, problem: Any, device: Device) -> None:
+def tune_on_miss(operation: Operation, problem: Any, device: Device, *, measures_all: bool = False) -> None:
     """Measures one problem in this process, and puts the samples into the user's store.
 
     For a program that runs under `sw.tuning("on_miss")`: short, without a child process, and without
     a trace in torch's random numbers. If the samples cannot be stored, one warning is logged and
     they are kept in memory. The caller holds `device_timer.MEASURING`.
+
+    Args:
+      measures_all: measure every candidate, instead of those that are expected to be fastest.
 
     Raises:
       ContextLostError: a candidate destroyed the CUDA context.
@@ -238,7 +241,7 @@ def tune_on_miss(operation: Operation, problem: Any, device: Device) -> None:
 
     ordinal = device.ordinal or 0  # a CPU, in tests, has none
     run = machine.new_run(ordinal, ON_MISS.command)
-    always, others = of_problem(operation, problem, device, ON_MISS.fastest)
+    always, others = of_problem(operation, problem, device, None if measures_all else ON_MISS.fastest)
     try:
         with torch.random.fork_rng(devices=[ordinal] if device.kind == "cuda" else []), torch.no_grad():
             Race(

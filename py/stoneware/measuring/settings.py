@@ -45,4 +45,4 @@ class Settings:
 
 
 ON_MISS = Settings(rounds=15, rounds_before_drop=3, seconds_per_problem=0.5, fastest=12, command="sw.tuning('on_miss')")
-"""Short, for a problem that is measured in the middle of a user's program. Why 12: docs/tuning.md."""
+"""Short, for a problem that is measured in the middle of a user's program. Why twelve: docs/design/table.md."""

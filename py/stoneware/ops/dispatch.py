@@ -161,7 +161,9 @@ class Operation:
                 if tuning.EPOCH[0] != epoch:  # another thread may have measured this very problem
                     decision = self.decide(problem, device, **options)
                 if decision.is_miss:
-                    candidates.tune_on_miss(self, problem.representative, device)
+                    # Of those expected to be fastest, a call with a choice of its own may refuse every one.
+                    is_restricted = backend is not None or tuning.is_batch_invariant()
+                    candidates.tune_on_miss(self, problem.representative, device, measures_all=is_restricted)
                     decision = self.decide(problem, device, **options)
         if decision.config.backend == REFERENCE and backend is None and config is None:
             _warn_of_reference(self.spec.name, device, decision)
