@@ -377,8 +377,8 @@ SIZES = {
 
 
 def test_experts_compute_what_those_of_transformers_do():
-    torch.manual_seed(1)  # with some seeds rounding changes the experts of a token
-    model = AutoModelForCausalLM.from_config(MixtralConfig(**SIZES), dtype=torch.bfloat16)
+    # In a second layer, rounding in the first could change the experts of a token.
+    model = AutoModelForCausalLM.from_config(MixtralConfig(**{**SIZES, "num_hidden_layers": 1}), dtype=torch.bfloat16)
     tokens, results = torch.arange(48).view(2, 24), {}
     for name in ("grouped_mm", engine.register_experts()):
         model.set_experts_implementation(name)
