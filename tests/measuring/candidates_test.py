@@ -295,7 +295,10 @@ GPU = Device(
 
 
 class FourKernels:
-    """An op of four kernels and a vendor's."""
+    """An op of four kernels and a vendor's, whose look-ups answer with some kernels, one list a step."""
+
+    def __init__(self, *steps):
+        self.steps = steps
 
     def candidates(self, problem, device):
         return [config("torch.mm", "vendor"), *map(config, "abcd")]
@@ -303,30 +306,29 @@ class FourKernels:
     def preferred(self, key, compute_capability, manifest):
         return []
 
-
-def expect(monkeypatch, *entries):
-    """Makes look-ups answer with entries of these kernels, one a step."""
-
-    def answer(kernels):
-        choices = [types.SimpleNamespace(config=one) for one in kernels]
-        return types.SimpleNamespace(entry=types.SimpleNamespace(choices=choices))
-
-    monkeypatch.setattr(candidates.lookup, "answers", lambda *_, **__: iter(map(answer, entries)))
+    def answers(self, key, device, most_choices):
+        for kernels in self.steps:
+            choices = [types.SimpleNamespace(config=one) for one in kernels[:most_choices]]
+            yield types.SimpleNamespace(entry=types.SimpleNamespace(choices=choices))
 
 
-def test_the_expected_fastest_take_turns_between_what_was_measured_and_what_is_modelled(monkeypatch):
-    expect(monkeypatch, [config("a"), config("b")], [config("torch.mm", "vendor"), config("c"), config("gone")])
+def test_the_expected_fastest_take_turns_between_what_was_measured_and_what_is_modelled():
     vendor = [config("torch.mm", "vendor")]
-    assert candidates.of_problem(FourKernels(), PROBLEM, GPU, 2) == (vendor, [config("a"), config("b")])
-    assert candidates.of_problem(FourKernels(), PROBLEM, GPU, 3) == (vendor, [config("a"), config("b"), config("c")])
-    expect(monkeypatch, [config("a"), config("b")], [config("c")])
-    assert candidates.of_problem(FourKernels(), PROBLEM, GPU, 2) == (vendor, [config("a"), config("c")])
+    op = FourKernels([config("a"), config("b")], [*vendor, config("c"), config("gone")])
+    assert candidates.of_problem(op, PROBLEM, GPU, 2) == (vendor, [config("a"), config("b")])
+    assert candidates.of_problem(op, PROBLEM, GPU, 3) == (vendor, [config("a"), config("b"), config("c")])
+    op = FourKernels([config("a"), config("b")], [config("c")])
+    assert candidates.of_problem(op, PROBLEM, GPU, 2) == (vendor, [config("a"), config("c")])
 
 
-@pytest.mark.parametrize("entries", [[], [[config("gone")]]])
-def test_where_the_tables_expect_nothing_all_are_measured(monkeypatch, entries):
-    expect(monkeypatch, *entries)
-    assert candidates.of_problem(FourKernels(), PROBLEM, GPU, 2)[1] == list(map(config, "abcd"))
+def test_as_many_are_measured_as_were_asked_for_if_the_vendor_is_among_the_choices():
+    op = FourKernels([config("torch.mm", "vendor"), *map(config, "dcba")])
+    assert candidates.of_problem(op, PROBLEM, GPU, 2)[1] == [config("d"), config("c")]
+
+
+@pytest.mark.parametrize("steps", [[], [[config("gone")]]])
+def test_where_the_tables_expect_nothing_all_are_measured(steps):
+    assert candidates.of_problem(FourKernels(*steps), PROBLEM, GPU, 2)[1] == list(map(config, "abcd"))
 
 
 @pytest.mark.parametrize("k", [16, 4096, 16384])

@@ -150,7 +150,7 @@ def decide(monkeypatch, problem: Problem, vendor_us: float, ours_us: float, **as
     ]
     table = entries.table_of_samples("scaled_mm", [(run, one) for one in samples])
 
-    def answers(key, device, *_):
+    def answers(key, device, **_):
         return lookup.answers(key, device.fingerprint, [Source("wheel", table)])
 
     monkeypatch.setattr(dispatch, "_answers", answers)

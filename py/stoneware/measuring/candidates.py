@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,16 +26,13 @@ from stoneware.measuring import machine, operands
 from stoneware.measuring.device_timer import DeviceTimer, Timing, TimingFailed
 from stoneware.measuring.settings import ON_MISS, Settings
 from stoneware.runtime.device import Device
-from stoneware.tuning import lookup, sources
+from stoneware.tuning.lookup import Answer
 from stoneware.tuning.samples import Sample
 
 MakePlan = Callable[[Any, Config, Device], Callable[..., Any]]
 
 LONGEST_DETAIL = 500
 """Characters of a sample's detail."""
-
-_ALWAYS_TIMED = 4
-"""Modelled choices on top of those asked for, since some are among the always-timed candidates."""
 
 _LARGEST_ERROR = 1e9
 """Stands for infinity, which JSON lacks."""
@@ -50,6 +47,8 @@ class Operation(Protocol):
 
     def preferred(self, key: Key, compute_capability: tuple[int, int], manifest: manifest.Manifest) -> list[Config]: ...
 
+    def answers(self, key: Key, device: Device, most_choices: int) -> Iterator[Answer]: ...
+
     def make_plan(self, problem: Any, config: Config, device: Device) -> Callable[..., Any]: ...
 
 
@@ -63,31 +62,31 @@ def of_problem(
     """The always-timed candidates of a problem (the default config, the vendor library's), and the others.
 
     Args:
-      fastest: so many others, which the tables expect to be the fastest; None for all.
+      fastest: the most others, those that the tables expect to be the fastest; None for all.
     """
     configs = operation.candidates(problem, device)
     heuristic = operation.preferred(problem.key, device.compute_capability, manifest.packaged())
     default = [config for config in heuristic if config in configs][:1]
     always = [*default, *(config for config in configs if config.backend == "vendor" and config not in default)]
     others = [config for config in configs if config not in always]
-    return always, others if fastest is None else _fastest(problem.key, device, others, fastest)
+    if fastest is None or device.fingerprint is None:
+        return always, others
+    # The always-timed candidates may be among the choices, too.
+    answers = operation.answers(problem.key, device, fastest + len(always))
+    return always, _expected(answers, others)[:fastest] or others
 
 
-def _fastest(key: Key, device: Device, configs: Sequence[Config], most: int) -> list[Config]:
-    """The configs that the tables expect to be the fastest; all if nothing near the problem was measured.
+def _expected(answers: Iterator[Answer], configs: Sequence[Config]) -> list[Config]:
+    """The configs that the tables expect to be the fastest, the best first; none if nothing near was measured.
 
     Takes turns between what was measured at this very problem and what is modelled from near ones, so
     that kernels newer than the measurements are among them.
     """
-    if device.fingerprint is None:
-        return list(configs)
-    answers = lookup.answers(key, device.fingerprint, sources.sources(key.op), most_choices=most + _ALWAYS_TIMED)
     entries = [answer.entry.choices for answer in itertools.islice(answers, 2)]
     turns = itertools.chain.from_iterable(itertools.zip_longest(*entries))
     expected = dict.fromkeys(choice.config for choice in turns if choice)
     allowed: dict[AnyConfig, Config] = {config: config for config in configs}
-    likely = [allowed[config] for config in expected if config in allowed]
-    return likely[:most] or list(configs)
+    return [allowed[config] for config in expected if config in allowed]
 
 
 def kernel_sha256(config: Config) -> str:

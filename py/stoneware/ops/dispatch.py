@@ -127,7 +127,9 @@ class Operation:
             return lookup.decide(
                 key,
                 device,
-                answers=_answers(key, device, is_invariant, only_open) if has_kernels else (),
+                answers=_answers(key, device, excludes_split_k=is_invariant, only_open=only_open)
+                if has_kernels
+                else (),
                 others=others(),
                 refusal=refusal,
                 refused_backends=lambda: backends.refusals(asks_all=lists_refusals),
@@ -161,13 +163,17 @@ class Operation:
                 if tuning.EPOCH[0] != epoch:  # another thread may have measured this very problem
                     decision = self.decide(problem, device, **options)
                 if decision.is_miss:
-                    # Of those expected to be fastest, a call with a choice of its own may refuse every one.
+                    # A call with a choice of its own may refuse each one that is expected to be fastest.
                     is_restricted = backend is not None or tuning.is_batch_invariant()
                     candidates.tune_on_miss(self, problem.representative, device, measures_all=is_restricted)
                     decision = self.decide(problem, device, **options)
         if decision.config.backend == REFERENCE and backend is None and config is None:
             _warn_of_reference(self.spec.name, device, decision)
         return self.backends[decision.config.backend].plan(problem, decision.config, device)
+
+    def answers(self, key: Key, device: Device, most_choices: int) -> Iterator[Answer]:
+        """What the tables answer for a key, whatever may run; see `lookup.answers`."""
+        return _answers(key, device, most_choices=most_choices)
 
     def make_plan(self, problem: Any, config: Config, device: Device) -> Plan:
         """The plan of one config, for tuners, also inside `sw.batch_invariant`.
@@ -291,17 +297,20 @@ def _faster_than(decision: Decision, extra_us: float, refusal: Callable[[Config]
     return min(faster, key=lambda runner_up: runner_up.median_us).config if faster else None
 
 
-def _answers(key: Key, device: Device, is_invariant: bool, only_open: bool) -> Iterator[Answer]:
-    """Packages are searched only if this installation has no measurement of the exact problem on
-    this device: finding them takes 15 ms."""
+def _answers(key: Key, device: Device, **options: Any) -> Iterator[Answer]:
+    """`lookup.answers` with the sources of this process.
+
+    Packages are searched only if this installation has no measurement of the exact problem on this device: finding
+    them takes 15 ms.
+    """
     near = sources.sources(key.op, has_packages=False)
     fingerprint = sources.with_power_limit(device.fingerprint, device.ordinal, near)
-    answers = lookup.answers(key, fingerprint, near, excludes_split_k=is_invariant, only_open=only_open)
+    answers = lookup.answers(key, fingerprint, near, **options)
     first = next(answers, None)
     if first is None or not first.is_exact:
         everywhere = sources.with_packages(key.op, near)
         if len(everywhere) > len(near):
-            yield from lookup.answers(key, fingerprint, everywhere, excludes_split_k=is_invariant, only_open=only_open)
+            yield from lookup.answers(key, fingerprint, everywhere, **options)
             return
     if first is not None:
         yield first

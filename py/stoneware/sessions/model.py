@@ -357,8 +357,8 @@ def tune(
         nor the matmuls of backward.
       tokens: numbers of input rows to measure.
       rounds: timings of each candidate.
-      fastest: measure the vendor's kernels and so many others, which the tables expect to be the fastest; None
-        measures all.
+      fastest: the most candidates besides the vendor's kernels, those that the tables expect to be the fastest;
+        None measures all.
 
     Returns:
       The gain in speed; print it.
