@@ -47,7 +47,7 @@ _HOST_HDRS = _SHARED_HDRS + [
 
 # Gradients of weights, and sums that may be added to out, have no epilogue. Clusters that share k are for few tiles of a
 # long k: what open kernels may take of the wheel is left to tiles that fused calls have more often. Pingpong leaves an
-# epilogue no registers.
+# epilogue of large tiles no registers, and with groups it has other code when it is open.
 _OPEN, _CLOSED = [
     kernel_family(
         name = "persistent_mm_sm90",
@@ -63,6 +63,9 @@ _OPEN, _CLOSED = [
 # Measured with ptxas 13.0: bf16 with swapped operands reaches these. Others may spill with fewer, and then nvcc_wrapper
 # refuses the kernel. With three warp groups 192x208 does not compile; with four a thread has too few registers for any.
 _MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 100}
+
+# The same of open pingpong kernels: an epilogue needs registers, too, and takes longer with fewer (open_kernels.md).
+_MAX_OPEN_PINGPONG = 128
 
 # The same of pingpong where tiles of groups have straight operands, and two ways to be stored.
 _MAX_STRAIGHT_PINGPONG_GROUPS = 128
@@ -384,7 +387,11 @@ def _shared_part(config):
     return "columns" if config.max_splits == _MAX_COLUMN_SPLITS else "columns{}".format(config.max_splits)
 
 def _is_open(config):
-    return config.out != "fp32" and config.layout != "tn" and config.shares != "grid" and config.schedule != "pingpong"
+    if config.out == "fp32" or config.layout == "tn" or config.shares == "grid":
+        return False
+    return config.schedule != "pingpong" or (
+        not has_groups(config) and config.tile[0] * config.tile[1] <= 128 * _MAX_OPEN_PINGPONG
+    )
 
 def _kernel(config):
     along_m, along_n = _blocks(config)

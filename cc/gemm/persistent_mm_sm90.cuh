@@ -59,11 +59,11 @@ __device__ __forceinline__ void PrefetchForEpilogue(const typename Shape::Params
                                                     const KSlice<Shape, kSplitsK>& slice) {
   int m_end = params.m;
   if constexpr (Shape::kGroups) m_end = offset.group_end;
-  const int thread = static_cast<int>(threadIdx.x);
-  RunPrefetch(
-      {offset.m, offset.n, Shape::kTileM, Shape::kTileN, m_end, params.n,
-       slice.rank * Shape::kConsumerThreads + thread, slice.splits * Shape::kConsumerThreads},
-      params);
+  constexpr int kThreads = 128 * Shape::kGroupsOfTile;
+  const int thread = static_cast<int>(threadIdx.x) % kThreads;
+  RunPrefetch({offset.m, offset.n, Shape::kTileM, Shape::kTileN, m_end, params.n,
+               slice.rank * kThreads + thread, slice.splits * kThreads},
+              params);
 }
 
 template <class Shape>
@@ -100,13 +100,18 @@ __device__ void MultiplyTiles(const typename Shape::Params& params,
   for (int tile_idx = 0; tile < TilesOfResult(params, shared); tile += stride, ++tile_idx) {
     int last_stage = 0;
     if constexpr (Shape::kPingpong) {
+      if constexpr (Shape::kIsOpen) {
+        PrefetchForEpilogue<Shape>(params, TileOffset<Shape>(params, shared, tile), slice);
+      }
       last_stage = SumInTurn<Shape>(shared, slice, operands, release, tile,
                                     TilesOfResult(params, shared), tile_idx, ring, sums);
     }
     // With kPingpong the rest of a tile is not urgent, but registers are scarce.
     const TileOffset<Shape> offset(params, shared, tile);
     const TileVectors<Shape> vectors(params, offset);
-    if constexpr (Shape::kIsOpen) PrefetchForEpilogue<Shape>(params, offset, slice);
+    if constexpr (Shape::kIsOpen && !Shape::kPingpong) {
+      PrefetchForEpilogue<Shape>(params, offset, slice);
+    }
     if constexpr (Shape::kOverlapsSums) {
       SumOverlapped(shared, offset, ring, slice.num_steps, sums);
       vectors.Share(shared, tile_idx);

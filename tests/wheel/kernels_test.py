@@ -130,11 +130,17 @@ def test_linked_epilogues_are_cubins_and_keep_to_their_budget(wheel):
             assert struct.unpack_from("<H", cubin, _ELF_MACHINE_OFFSET) == (_ELF_MACHINE_CUDA,)
 
 
+def _sums(kernel):
+    """Of a tile, in each thread of a warp group."""
+    rows, columns, _ = kernel["config"]["tile"]
+    return rows * columns // 128
+
+
 def test_every_kernel_built_from_ptx_is_open_once(wheel):
     listed = json.loads(wheel.members["stoneware/kernel_manifest.json"])["open"]
     kernels = [kernel for file in listed for kernel in file["kernels"]]
-    # CUTLASS has neither these schedules nor grouped_mm here. Gradients of weights, sums in fp32, clusters that share k
-    # and warp groups that take turns have no epilogue.
+    # CUTLASS has neither these schedules nor grouped_mm here. Gradients of weights, sums in fp32 and clusters that share
+    # k have no epilogue. Where warp groups take turns, only tiles whose sums leave it registers have one.
     from_ptx = [
         id
         for id, kernel in by_backend(wheel, "sm90").items()
@@ -142,7 +148,7 @@ def test_every_kernel_built_from_ptx_is_open_once(wheel):
         and kernel["config"].get("layout") != "tn"
         and kernel["config"]["out"] != "fp32"
         and kernel["config"].get("shares") != "grid"
-        and not kernel["config"].get("pingpong")
+        and not (kernel["config"].get("pingpong") and (kernel["op"] == "grouped_mm" or _sums(kernel) > 128))
     ]
     assert sorted(kernels) == sorted(from_ptx)
 
