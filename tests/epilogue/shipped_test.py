@@ -66,6 +66,17 @@ def test_a_residual_of_one_row_is_there_too(no_libraries):
     assert of_call(lambda acc, r: acc + r, bf16(1, 6144), m=1).is_kept
 
 
+@pytest.mark.parametrize("op", ["matmul", "scaled_mm"])
+def test_a_large_result_has_a_kernel_that_multiplies_meanwhile(op):
+    def kernel(m, n):
+        return of_call(functional.gelu, op=op, m=m, n=n).kernel
+
+    # 128 x 128 each; an H200 has 132 SMs.
+    assert "_128x128x" in kernel(4 * 132 * 128, 128) and "_pingpong2x" in kernel(4 * 132 * 128, 128)
+    assert "_pingpong2x" in kernel(4096, 14336)
+    assert "_pingpong2x" not in kernel(16, 6144)
+
+
 def test_any_other_epilogue_is_linked_here(cache):
     other = of_call(lambda acc: torch.relu(acc) * 3)
     assert not other.is_kept

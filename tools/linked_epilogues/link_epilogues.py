@@ -26,6 +26,7 @@ from absl import app, flags
 
 from stoneware.epilogue import link
 from stoneware.errors import StonewareError
+from stoneware.kernels import tile_rule
 from stoneware.kernels.manifest import Manifest, read_manifest
 from stoneware.tuning import table_file
 
@@ -41,16 +42,21 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def most_chosen(op: str, table: Path, manifest: Manifest) -> list[str]:
-    """The open kernels of the op, by the number of problems at which they are the fastest open ones. Only calls
+    """The open kernels of the op, by the number of problems at which a call with an epilogue chooses them. Only calls
     with a bf16 result and weights of row-major [n, k] count."""
     counts: collections.Counter[str] = collections.Counter()
+    opened = [kernel for id in manifest.open if (kernel := manifest.kernels[id]).op == op]
     for device in table_file.decode(table.read_bytes(), str(table), op).devices:
+        fingerprint = device.fingerprint
         for kind, block in device.blocks.items():
             if (kind.layout, kind.out_dtype) != ("nt", "bf16"):
                 continue
             for sizes in block.sizes:
-                kernels = (choice.config.kernel for choice in block.entry(sizes).choices)
-                if first := next((kernel for kernel in kernels if kernel in manifest.open), None):
+                fast = (choice.config.kernel for choice in block.entry(sizes).choices)
+                hiding = tile_rule.hiding_epilogues(
+                    opened, kind.with_sizes(sizes), fingerprint.compute_capability, fingerprint.num_sms
+                )
+                if first := next((kernel for kernel in (*hiding, *fast) if kernel in manifest.open), None):
                     counts[first] += 1
     return sorted(counts, key=lambda kernel: (-counts[kernel], kernel))
 

@@ -135,6 +135,9 @@ _LARGE_M = 1024
 """From here on every m has the tiles of this one: with those of 128 and more rows the math is the
 limit, whatever m is."""
 
+_TILES_THAT_HIDE = 4
+"""Of each SM: from here on most epilogues run while another tile is multiplied."""
+
 _AT_ONCE = 132
 """Tiles that run at once: the SMs of an H100 and H200."""
 
@@ -170,6 +173,31 @@ def is_near(
 def takes_turns(kernel: str) -> bool:
     """Whether a kernel's warp groups take turns: its id says so, and a candidate of a table has nothing else."""
     return "_pingpong2x" in kernel
+
+
+def hiding_epilogues(
+    kernels: Iterable[KernelRecord], key: Key, compute_capability: tuple[int, int], num_sms: int
+) -> list[str]:
+    """Ids of those kernels that compute a linked epilogue while they multiply: they fit, their warp groups take turns,
+    and each SM has several tiles (docs/design/open_kernels.md).
+
+    Args:
+      kernels: open ones.
+      key: of the problem.
+      compute_capability, num_sms: of the device.
+    """
+    return [
+        kernel.id
+        for kernel in kernels
+        if takes_turns(kernel.id)
+        and fits(kernel, key, compute_capability)
+        and _num_tiles(kernel, key) >= _TILES_THAT_HIDE * num_sms
+    ]
+
+
+def _num_tiles(kernel: KernelRecord, key: Key) -> int:
+    tile = tiling_of(kernel)
+    return -(-key.m // tile.m) * -(-key.n // tile.n)
 
 
 def is_half_filled(extent: int, m: int) -> bool:

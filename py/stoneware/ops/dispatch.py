@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -123,14 +123,22 @@ class Operation:
             first = "no measurement and no heuristic applies; the first that can run here"
             yield Grade.DEFAULT, first, backends.configs()
 
+        hiding = self._hiding_epilogues(key, device) if only_open and has_kernels else []
+
         def decide_with(refusal: Callable[[Config], str | None]) -> Decision:
+            steps = others()
+            if any(refusal(one) is None for one in hiding):
+                answers: Iterable[Answer] = ()
+                steps = itertools.chain([(Grade.HEURISTIC, "it multiplies while it computes an epilogue", hiding)], steps)
+            elif has_kernels:
+                answers = _answers(key, device, excludes_split_k=is_invariant, only_open=only_open)
+            else:
+                answers = ()
             return lookup.decide(
                 key,
                 device,
-                answers=_answers(key, device, excludes_split_k=is_invariant, only_open=only_open)
-                if has_kernels
-                else (),
-                others=others(),
+                answers=answers,
+                others=steps,
                 refusal=refusal,
                 refused_backends=lambda: backends.refusals(asks_all=lists_refusals),
                 backend=backend,
@@ -144,6 +152,14 @@ class Operation:
             slower, reason = decision.config, f"{conversion.text}; {rival} is faster than both together"
             return decide_with(lambda config: reason if config == slower else refusal(config))
         return replace(decision, reason=f"{decision.reason}; {conversion.text}")
+
+    def _hiding_epilogues(self, key: Key, device: Device) -> list[Config]:
+        """The open kernels that multiply during an epilogue of this problem, if its result is large."""
+        packaged = manifest.packaged()
+        kernels = (kernel for id in packaged.open if (kernel := packaged.kernels[id]).op == self.spec.name)
+        assert device.fingerprint is not None  # a GPU has one
+        found = tile_rule.hiding_epilogues(kernels, key, device.compute_capability, device.fingerprint.num_sms)
+        return [Config.of_kernel(packaged.kernels[id].backend, id) for id in found]
 
     def plan(self, problem: Any, device: Device, *, backend: str | None = None, config: Config | None = None) -> Plan:
         """Decides, and makes the plan. A miss is tuned first under `sw.tuning("on_miss")`.

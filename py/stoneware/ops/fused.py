@@ -25,6 +25,7 @@ from stoneware.epilogue import linked, source, trace
 from stoneware.epilogue.expression import Expression
 from stoneware.epilogue.identity import check_function, frozen, identity
 from stoneware.errors import LinkError, TuningMissError, UnsupportedError, quoted
+from stoneware.kernels import tile_rule
 from stoneware.kernels.config import Config
 from stoneware.kernels.sm90_kernels import BACKEND as SM90
 from stoneware.ops import native_call, tensor_checks
@@ -424,6 +425,8 @@ def lead_us(operation: Any, problem: Any, device: Device) -> float | None:
     """
     fastest = operation.decide(problem, device, lists_refusals=False)
     fused = operation.decide(problem, device, backend=SM90, lists_refusals=False, only_open=True)
+    if fastest.chosen is not None and fused.chosen is None and tile_rule.takes_turns(fused.config.kernel):
+        return 0.0  # it was chosen because it hides the epilogue
     if fastest.chosen is None or fused.chosen is None:
         return None
     return float(fused.chosen.median_us - fastest.chosen.median_us)
