@@ -11,7 +11,15 @@ import pytest
 from stoneware.kernels.key import Key
 from stoneware.kernels.manifest import KernelRecord, Manifest
 from stoneware.kernels.split_k import splits_to_time, why_not
-from stoneware.kernels.tile_rule import by_tile_m, fits, is_near, is_worth_timing, takes_turns, tiling_of
+from stoneware.kernels.tile_rule import (
+    by_tile_m,
+    fits,
+    is_near,
+    is_worth_timing,
+    overlapping_kernels,
+    takes_turns,
+    tiling_of,
+)
 from stoneware.specs.scaled_mm import VENDOR, preferred
 
 
@@ -235,3 +243,27 @@ def test_kernel_for_another_dtype_layout_accumulation_or_scales_does_not_fit(con
     assert fits(good, key_of(16), good.compute_capability)
     assert not fits(replace(good, config={**good.config, **config}), key_of(16), (9, 0))
     assert not fits(good, key_of(16), (8, 9))
+
+
+TURNS = replace(kernel(128, "persistent"), id="scaled_mm_128x128x128_pingpong2x6_swap")
+
+
+@pytest.mark.parametrize(
+    ("change", "is_chosen"),
+    [
+        ({}, True),
+        ({"n": 33 * 128 - 128}, False),
+        ({"n": 33 * 128 - 127}, True),
+        ({"m": 1023, "n": 132 * 128}, False),
+        ({"k": 4096 + 64}, False),
+        ({"scales": "block"}, False),
+        ({"out_dtype": "fp16"}, False),
+    ],
+)
+def test_large_results_with_aligned_rows_have_kernels_that_overlap_epilogues(change, is_chosen):
+    # 16 tiles along m; four for each of 132 SMs are 33 along n.
+    key = replace(key_of(2048), **{"n": 33 * 128, **change})
+    kernels = [kernel(128, "persistent"), TURNS]
+    assert overlapping_kernels(kernels, key, (9, 0), 132) == ([TURNS.id] if is_chosen else [])
+    assert overlapping_kernels(kernels, replace(key, n=2 * key.n), (9, 0), 10 * 132) == []
+    assert overlapping_kernels(kernels, key, (10, 0), 132) == []

@@ -1,4 +1,4 @@
-"""Links common epilogues into the kernels that a tuning table chooses most; the program of the rule linked_epilogues.
+"""Links common epilogues into the kernels that fused calls choose most; the program of the rule linked_epilogues.
 
     link_epilogues --op matmul --manifest kernel_manifest.json --table matmul.table --texts texts.json
         --max_bytes 740000 --out matmul.zip FILES...
@@ -45,7 +45,7 @@ def most_chosen(op: str, table: Path, manifest: Manifest) -> list[str]:
     """The open kernels of the op, by the number of problems at which a call with an epilogue chooses them. Only calls
     with a bf16 result and weights of row-major [n, k] count."""
     counts: collections.Counter[str] = collections.Counter()
-    opened = [kernel for id in manifest.open if (kernel := manifest.kernels[id]).op == op]
+    open_kernels = [kernel for id in manifest.open if (kernel := manifest.kernels[id]).op == op]
     for device in table_file.decode(table.read_bytes(), str(table), op).devices:
         fingerprint = device.fingerprint
         for kind, block in device.blocks.items():
@@ -53,10 +53,10 @@ def most_chosen(op: str, table: Path, manifest: Manifest) -> list[str]:
                 continue
             for sizes in block.sizes:
                 fast = (choice.config.kernel for choice in block.entry(sizes).choices)
-                hiding = tile_rule.hiding_epilogues(
-                    opened, kind.with_sizes(sizes), fingerprint.compute_capability, fingerprint.num_sms
+                overlapping = tile_rule.overlapping_kernels(
+                    open_kernels, kind.with_sizes(sizes), fingerprint.compute_capability, fingerprint.num_sms
                 )
-                if first := next((kernel for kernel in (*hiding, *fast) if kernel in manifest.open), None):
+                if first := next((kernel for kernel in (*overlapping, *fast) if kernel in manifest.open), None):
                     counts[first] += 1
     return sorted(counts, key=lambda kernel: (-counts[kernel], kernel))
 

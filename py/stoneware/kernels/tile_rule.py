@@ -135,8 +135,8 @@ _LARGE_M = 1024
 """From here on every m has the tiles of this one: with those of 128 and more rows the math is the
 limit, whatever m is."""
 
-_TILES_THAT_HIDE = 4
-"""Of each SM: from here on most epilogues run while another tile is multiplied."""
+_OVERLAPPING_TILES = 4
+"""Tiles for each SM, from which on most epilogues run while another tile is multiplied."""
 
 _AT_ONCE = 132
 """Tiles that run at once: the SMs of an H100 and H200."""
@@ -175,23 +175,27 @@ def takes_turns(kernel: str) -> bool:
     return "_pingpong2x" in kernel
 
 
-def hiding_epilogues(
+def overlapping_kernels(
     kernels: Iterable[KernelRecord], key: Key, compute_capability: tuple[int, int], num_sms: int
 ) -> list[str]:
-    """Ids of those kernels that compute a linked epilogue while they multiply: they fit, their warp groups take turns,
-    and each SM has several tiles (docs/design/open_kernels.md).
+    """Ids of those kernels that compute a linked epilogue while they multiply (docs/design/open_kernels.md): they fit,
+    their warp groups take turns, and each SM has several tiles. None for few rows, or where rows of operands begin
+    within a line of L2: other kernels gain more there than an epilogue takes.
 
     Args:
       kernels: open ones.
       key: of the problem.
       compute_capability, num_sms: of the device.
     """
+    rows = (key.k, key.n) if key.layout == "nn" else (key.k,)
+    if key.m < _LARGE_M or any(alignment(extent * ELEMENT_BYTES[key.b_dtype]) < LINE_BYTES for extent in rows):
+        return []
     return [
         kernel.id
         for kernel in kernels
         if takes_turns(kernel.id)
         and fits(kernel, key, compute_capability)
-        and _num_tiles(kernel, key) >= _TILES_THAT_HIDE * num_sms
+        and _num_tiles(kernel, key) >= _OVERLAPPING_TILES * num_sms
     ]
 
 

@@ -84,7 +84,8 @@ class Operation:
             the refusals on the way to the choice, which takes less time.
           checks_vendor: whether the vendor's kernel may run now to compare its bits with ours, if results
             must be batch invariant.
-          only_open: whether the kernel must be open, for an epilogue.
+          only_open: whether the kernel must be open, for an epilogue. Then `tile_rule.overlapping_kernels` come before
+            the table.
 
         Raises:
           TypeError, ValueError: `backend` or `config` is not valid.
@@ -123,13 +124,14 @@ class Operation:
             first = "no measurement and no heuristic applies; the first that can run here"
             yield Grade.DEFAULT, first, backends.configs()
 
-        hiding = self._hiding_epilogues(key, device) if only_open and has_kernels else []
+        overlapping = self._overlapping_configs(key, device) if only_open and has_kernels else []
 
         def decide_with(refusal: Callable[[Config], str | None]) -> Decision:
             steps = others()
-            if any(refusal(one) is None for one in hiding):
+            if any(refusal(config) is None for config in overlapping):
                 answers: Iterable[Answer] = ()
-                steps = itertools.chain([(Grade.HEURISTIC, "it multiplies while it computes an epilogue", hiding)], steps)
+                first = Grade.HEURISTIC, "it multiplies while it computes an epilogue", overlapping
+                steps = itertools.chain([first], steps)
             elif has_kernels:
                 answers = _answers(key, device, excludes_split_k=is_invariant, only_open=only_open)
             else:
@@ -153,13 +155,13 @@ class Operation:
             return decide_with(lambda config: reason if config == slower else refusal(config))
         return replace(decision, reason=f"{decision.reason}; {conversion.text}")
 
-    def _hiding_epilogues(self, key: Key, device: Device) -> list[Config]:
-        """The open kernels that multiply during an epilogue of this problem, if its result is large."""
+    def _overlapping_configs(self, key: Key, device: Device) -> list[Config]:
+        """The open kernels that multiply while they compute an epilogue of this problem, if its result is large."""
         packaged = manifest.packaged()
         kernels = (kernel for id in packaged.open if (kernel := packaged.kernels[id]).op == self.spec.name)
         assert device.fingerprint is not None  # a GPU has one
-        found = tile_rule.hiding_epilogues(kernels, key, device.compute_capability, device.fingerprint.num_sms)
-        return [Config.of_kernel(packaged.kernels[id].backend, id) for id in found]
+        ids = tile_rule.overlapping_kernels(kernels, key, device.compute_capability, device.fingerprint.num_sms)
+        return [Config.of_kernel(packaged.kernels[id].backend, id) for id in ids]
 
     def plan(self, problem: Any, device: Device, *, backend: str | None = None, config: Config | None = None) -> Plan:
         """Decides, and makes the plan. A miss is tuned first under `sw.tuning("on_miss")`.

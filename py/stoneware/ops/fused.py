@@ -50,6 +50,9 @@ MOST_TENSORS = 32
 KERNEL_US = 1.0
 """What a kernel after another one takes in a CUDA graph, apart from its bytes: a cautious estimate, not measured."""
 
+_MOST_CHOICES = 40
+"""Of a modelled entry, among which the time of a kernel is looked up that was chosen without the table."""
+
 _BYTES_PER_US = 4.8e6
 """The bandwidth of an H200 by its data sheet. An H100 has less, so a fused call saves at least the time of its bytes
 at this rate."""
@@ -417,7 +420,7 @@ def problem_of(plans: OpPlans, tensors: Sequence[Any], objects: Sequence[Any]) -
 
 
 def lead_us(operation: Any, problem: Any, device: Device) -> float | None:
-    """How much sooner the fastest kernel is done than the fastest one that can have an epilogue, by the table; None if
+    """How much sooner the fastest kernel is done than the one that a call with an epilogue runs, by the table; None if
     nothing is predicted.
 
     Raises:
@@ -425,11 +428,23 @@ def lead_us(operation: Any, problem: Any, device: Device) -> float | None:
     """
     fastest = operation.decide(problem, device, lists_refusals=False)
     fused = operation.decide(problem, device, backend=SM90, lists_refusals=False, only_open=True)
-    if fastest.chosen is not None and fused.chosen is None and tile_rule.takes_turns(fused.config.kernel):
-        return 0.0  # it was chosen because it hides the epilogue
-    if fastest.chosen is None or fused.chosen is None:
+    if fastest.chosen is None:
         return None
-    return float(fused.chosen.median_us - fastest.chosen.median_us)
+    if fused.chosen is not None:
+        return float(fused.chosen.median_us - fastest.chosen.median_us)
+    return _lead_without_choice_us(operation, problem, device, fused.config, fastest.chosen.median_us)
+
+
+def _lead_without_choice_us(
+    operation: Any, problem: Any, device: Device, config: Config, fastest_us: float
+) -> float | None:
+    """The same for a config that was chosen without the table."""
+    answers = operation.answers(problem.key, device, _MOST_CHOICES)
+    choices = (choice for answer in answers for choice in answer.entry.choices)
+    own_us = next((choice.median_us for choice in choices if choice.config == config), None)
+    if own_us is not None:
+        return float(own_us - fastest_us)
+    return 0.0 if tile_rule.takes_turns(config.kernel) else None
 
 
 def _narrow(dtype: torch.dtype) -> torch.dtype:
