@@ -57,6 +57,14 @@ def test_what_is_faster_by_more_than_the_band_is_chosen_whatever_its_spread():
     assert is_slower(timed[1], timed[0]) and not is_slower(timed[0], timed[1])
 
 
+def test_two_of_ours_tie_within_a_narrower_band():
+    assert choose([Timed(TINY, 10.0), Timed(BIG, 10.19)], [BIG])[0][0].config == BIG
+    assert choose([Timed(TINY, 10.0), Timed(BIG, 10.21)], [BIG])[0][0].config == TINY
+    # The vendor library does not widen it.
+    timed = [Timed(small.VENDOR, 9.95), Timed(TINY, 10.0), Timed(BIG, 10.21)]
+    assert choose(timed, [BIG])[0][0].config == TINY
+
+
 @pytest.mark.parametrize("vendor_us", [10.0, 1000.0])
 def test_tie_with_the_vendor_is_ours_at_every_length(vendor_us):
     ordered, rule = choose([Timed(BIG, vendor_us * 1.029), Timed(small.VENDOR, vendor_us)])

@@ -2,12 +2,12 @@
 
 The next tune of the same shapes gives other medians. A choice by noise would differ from one table
 to the next and from one rank to another. So candidates that take at most a band longer than the
-fastest tie with it (BAND), and the first of them in canonical order is chosen: our kernels, in the
-order of the op's heuristic and then of their configs, before the vendor library. A call of ours
-takes less time on the host, and has the same order of sums at every m.
+fastest tie with it (BAND), and a kernel of ours wins over the vendor library: its call takes less
+time on the host, and has the same order of sums at every m. Of ours those tie that take at most a
+narrower band longer than the fastest of them (OWN_BAND), and the first in canonical order is chosen:
+that of the op's heuristic, and then of their configs.
 
-So the choice is never slower than the default or the vendor library by more than the band. Among our kernels a tie
-is narrower (OWN_BAND): what the wider one costs in speed, it does not win in stability.
+So the choice is never slower than the default or the vendor library by more than the band.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BAND = 0.03
 """Why so much: docs/design/table.md, like the next."""
 
 OWN_BAND = 0.02
-"""The same between two kernels of ours."""
+"""The same between two configs that are not the vendor library's."""
 
 
 class Timed(Protocol):
@@ -62,8 +62,9 @@ def choose(candidates: Sequence[Candidate], preferred: Sequence[AnyConfig] = ())
     by_time = sorted(candidates, key=lambda candidate: (candidate.median_us, order(candidate)))
     fastest = by_time[0]
     tied = [candidate for candidate in by_time if not is_slower(candidate, fastest)]
-    own = [candidate for candidate in tied if not is_vendor(candidate.config)]
-    chosen = min((one for one in own if not is_slower(one, own[0], OWN_BAND)), key=order) if own else fastest
+    ours = [candidate for candidate in tied if not is_vendor(candidate.config)]
+    tied_ours = [candidate for candidate in ours if not is_slower(candidate, ours[0], OWN_BAND)]
+    chosen = min(tied_ours, key=order) if tied_ours else fastest
     if chosen is fastest:
         rule = f"the fastest of {len(by_time)}"
     else:
