@@ -32,7 +32,7 @@ PROBLEMS = {
     },
 }
 KINDS = [(op, kind) for op, kinds in PROBLEMS.items() for kind in kinds]
-SHAPES = [(1, 528, 512), (37, 1040, 384), (100, 512, 512), (300, 2064, 640), (1000, 528, 512)]
+SHAPES = [(1, 528, 512), (37, 1040, 384), (100, 512, 512), (300, 2064, 640), (1000, 528, 512), (2000, 8208, 512)]
 
 Function = Callable[..., Any]
 MakeInputs = Callable[[int, int], tuple[torch.Tensor, ...]]
@@ -281,7 +281,7 @@ def traits(kernel: KernelRecord) -> set[tuple[Any, ...]]:
         ("op", kernel.op, config["a"], config.get("scales")),
         ("rows", config["tile"][0]),
         ("is a cluster", config.get("cluster", [1, 1, 1]) != [1, 1, 1]),
-        ("schedule", config["schedule"], config.get("shares")),
+        ("schedule", config["schedule"], config.get("shares"), config.get("pingpong")),
     )
     return {(config["swap_ab"], *value) for value in values}
 
