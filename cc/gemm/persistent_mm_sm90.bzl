@@ -64,7 +64,7 @@ _OPEN, _CLOSED = [
 # refuses the kernel. With three warp groups 192x208 does not compile; with four a thread has too few registers for any.
 _MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 100}
 
-# The same of open pingpong kernels: an epilogue needs registers, too, and takes longer with fewer (open_kernels.md).
+# The same of open pingpong kernels: an epilogue also needs registers, and takes longer with fewer (open_kernels.md).
 _MAX_OPEN_PINGPONG = 128
 
 # The same of pingpong where tiles of groups have straight operands, and two ways to be stored.

@@ -237,8 +237,7 @@ struct PersistentMmShape {
   static constexpr int kStages = Config::kStages;
   static constexpr int kWarpGroups = Config::kWarpGroups;
   static constexpr bool kPingpong = Config::kSchedule == Schedule::kPingpong;
-  static_assert(!kPingpong ||
-                    (kWarpGroups == 2 && Config::kMaxSplits == 1 && !Config::kPromotes),
+  static_assert(!kPingpong || (kWarpGroups == 2 && Config::kMaxSplits == 1 && !Config::kPromotes),
                 "persistent_mm_sm90.bzl refuses such a config");
   // Warp groups that share a tile.
   static constexpr int kGroupsOfTile = kPingpong ? 1 : kWarpGroups;

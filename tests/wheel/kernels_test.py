@@ -131,7 +131,7 @@ def test_linked_epilogues_are_cubins_and_keep_to_their_budget(wheel):
 
 
 def _sums(kernel):
-    """Of a tile, in each thread of a warp group."""
+    """Sums of a tile in each thread of a warp group."""
     rows, columns, _ = kernel["config"]["tile"]
     return rows * columns // 128
 
@@ -139,8 +139,8 @@ def _sums(kernel):
 def test_every_kernel_built_from_ptx_is_open_once(wheel):
     listed = json.loads(wheel.members["stoneware/kernel_manifest.json"])["open"]
     kernels = [kernel for file in listed for kernel in file["kernels"]]
-    # CUTLASS has neither these schedules nor grouped_mm here. Gradients of weights, sums in fp32 and clusters that share
-    # k have no epilogue. Where warp groups take turns, only tiles whose sums leave it registers have one.
+    # CUTLASS has neither these schedules nor grouped_mm here. Gradients of weights, sums in fp32 and clusters that
+    # share k have no epilogue. Where warp groups take turns, only tiles whose sums leave it registers have one.
     from_ptx = [
         id
         for id, kernel in by_backend(wheel, "sm90").items()
