@@ -13,7 +13,7 @@ from torch.nn import functional
 from stoneware import explanation
 from stoneware.epilogue import link, linked, shipped
 from stoneware.errors import UnsupportedError
-from stoneware.ops import ahead
+from stoneware.ops import ahead, fused_lead, operation_of
 from stoneware.runtime import package_files
 
 H200 = explanation.device_of("matmul", "NVIDIA H200")
@@ -73,6 +73,16 @@ def test_a_large_result_has_a_kernel_that_multiplies_meanwhile(op):
 
     assert "_pingpong2x" in kernel(4096, 14336)
     assert "_pingpong2x" not in kernel(16, 6144)
+
+
+def test_the_lead_over_a_large_fused_call_is_that_over_the_kernel_that_runs():
+    matmul = operation_of("matmul")
+    problem = matmul.spec.make_problem(m=4096, n=14336, k=4096, dtype="bf16")
+    choices = [choice for answer in matmul.answers(problem.key, H200, 40) for choice in answer.entry.choices]
+    own_us = {choice.config.kernel: choice.median_us for choice in reversed(choices)}[
+        of_call(functional.gelu, m=4096, n=14336).kernel
+    ]
+    assert fused_lead.lead_us(matmul, problem, H200) == pytest.approx(own_us - choices[0].median_us)
 
 
 def test_any_other_epilogue_is_linked_here(cache):

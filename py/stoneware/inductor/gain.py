@@ -9,7 +9,8 @@ import torch
 
 from stoneware.errors import UnsupportedError
 from stoneware.inductor.operators import plans_of
-from stoneware.ops.fused import KERNEL_US, lead_us, problem_of
+from stoneware.ops.fused import problem_of
+from stoneware.ops.fused_lead import KERNEL_US, lead_us
 from stoneware.runtime.device import cuda_device
 
 

@@ -25,12 +25,12 @@ from stoneware.epilogue import linked, source, trace
 from stoneware.epilogue.expression import Expression
 from stoneware.epilogue.identity import check_function, frozen, identity
 from stoneware.errors import LinkError, TuningMissError, UnsupportedError, quoted
-from stoneware.kernels import tile_rule
 from stoneware.kernels.config import Config
 from stoneware.kernels.sm90_kernels import BACKEND as SM90
 from stoneware.ops import native_call, tensor_checks
 from stoneware.ops.backend import Plan, torch_plan
 from stoneware.ops.fused_backward import Trained
+from stoneware.ops.fused_lead import KERNEL_US, lead_us
 from stoneware.ops.plan_cache import OpPlans
 from stoneware.runtime import native
 from stoneware.runtime.device import Device
@@ -46,12 +46,6 @@ _MOST_FUNCTIONS = 1024
 
 MOST_TENSORS = 32
 """kMaxTensors of cc/call/made_plan.h."""
-
-KERNEL_US = 1.0
-"""What a kernel after another one takes in a CUDA graph, apart from its bytes: a cautious estimate, not measured."""
-
-_MOST_CHOICES = 40
-"""Of a modelled entry, among which the time of a kernel is looked up that was chosen without the table."""
 
 _BYTES_PER_US = 4.8e6
 """The bandwidth of an H200 by its data sheet. An H100 has less, so a fused call saves at least the time of its bytes
@@ -417,34 +411,6 @@ def problem_of(plans: OpPlans, tensors: Sequence[Any], objects: Sequence[Any]) -
         return "the result is empty"
     (problem,) = problems
     return "it is a batch" if getattr(problem, "batch", 1) != 1 else problem
-
-
-def lead_us(operation: Any, problem: Any, device: Device) -> float | None:
-    """How much sooner the fastest kernel is done than the one that a call with an epilogue runs, by the table; None if
-    nothing is predicted.
-
-    Raises:
-      UnsupportedError: nothing can run the problem.
-    """
-    fastest = operation.decide(problem, device, lists_refusals=False)
-    fused = operation.decide(problem, device, backend=SM90, lists_refusals=False, only_open=True)
-    if fastest.chosen is None:
-        return None
-    if fused.chosen is not None:
-        return float(fused.chosen.median_us - fastest.chosen.median_us)
-    return _lead_without_choice_us(operation, problem, device, fused.config, fastest.chosen.median_us)
-
-
-def _lead_without_choice_us(
-    operation: Any, problem: Any, device: Device, config: Config, fastest_us: float
-) -> float | None:
-    """The same for a config that was chosen without the table."""
-    answers = operation.answers(problem.key, device, _MOST_CHOICES)
-    choices = (choice for answer in answers for choice in answer.entry.choices)
-    own_us = next((choice.median_us for choice in choices if choice.config == config), None)
-    if own_us is not None:
-        return float(own_us - fastest_us)
-    return 0.0 if tile_rule.takes_turns(config.kernel) else None
 
 
 def _narrow(dtype: torch.dtype) -> torch.dtype:
