@@ -162,7 +162,7 @@ def is_near(
       m, n, num_groups: of the problem.
       has_turns: whether warp groups take turns with tiles.
     """
-    tiles = -(-m // rows) * -(-n // columns) * max(num_groups, 1)
+    tiles = _num_tiles(rows, columns, m, n) * max(num_groups, 1)
     return (
         is_half_filled(rows, m)
         and not (has_turns and 2 * tiles <= _AT_ONCE)
@@ -195,13 +195,13 @@ def overlapping_kernels(
         for kernel in kernels
         if takes_turns(kernel.id)
         and fits(kernel, key, compute_capability)
-        and _num_tiles(kernel, key) >= _OVERLAPPING_TILES * num_sms
+        and (tile := tiling_of(kernel))
+        and _num_tiles(tile.m, tile.n, key.m, key.n) >= _OVERLAPPING_TILES * num_sms
     ]
 
 
-def _num_tiles(kernel: KernelRecord, key: Key) -> int:
-    tile = tiling_of(kernel)
-    return -(-key.m // tile.m) * -(-key.n // tile.n)
+def _num_tiles(rows: int, columns: int, m: int, n: int) -> int:
+    return -(-m // rows) * -(-n // columns)
 
 
 def is_half_filled(extent: int, m: int) -> bool:

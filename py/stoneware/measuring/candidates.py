@@ -71,7 +71,7 @@ def of_problem(
     others = [config for config in configs if config not in always]
     if fastest is None or device.fingerprint is None:
         return always, others
-    # The always-timed candidates may be among the choices, too.
+    # The choices may have the always-timed candidates.
     answers = operation.answers(problem.key, device, fastest + len(always))
     return always, _expected(answers, others)[:fastest] or others
 

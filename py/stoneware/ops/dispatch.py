@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,9 @@ from stoneware.tuning import policy as tuning
 from stoneware.tuning.lookup import Answer, Decision, Grade, Refusal
 
 _LOG = logging.getLogger("stoneware")
+
+_MOST_CHOICES = 40
+"""Most choices of a modelled entry where only few kernels come into question."""
 
 
 class Operation:
@@ -84,8 +87,8 @@ class Operation:
             the refusals on the way to the choice, which takes less time.
           checks_vendor: whether the vendor's kernel may run now to compare its bits with ours, if results
             must be batch invariant.
-          only_open: whether the kernel must be open, for an epilogue. Then `tile_rule.overlapping_kernels` come before
-            the table.
+          only_open: whether the kernel must be open, for an epilogue. If there are `tile_rule.overlapping_kernels`,
+            it is one of these.
 
         Raises:
           TypeError, ValueError: `backend` or `config` is not valid.
@@ -105,13 +108,23 @@ class Operation:
             is_invariant = False
         backends = _Backends(self, problem, device, backend)
 
-        def refusal(config: Config) -> str | None:
+        def why_not(config: Config) -> str | None:
             reason = backends.refusal(config)
             if reason is None and only_open and config.kernel not in manifest.packaged().open:
                 reason = f"kernel {config.kernel} is not open: no epilogue can be linked into it"
             if reason is None and is_invariant:
                 return self._why_not_invariant(config, problem, device, checks_vendor)
             return reason
+
+        overlapping: list[str] = []
+        if only_open and has_kernels:
+            configs = self._overlapping_configs(key, device)
+            overlapping = [config.kernel for config in configs if why_not(config) is None]
+
+        def refusal(config: Config) -> str | None:
+            if overlapping and config.kernel not in overlapping:
+                return f"kernel {overlapping[0]} multiplies while it computes an epilogue"
+            return why_not(config)
 
         def others() -> Iterator[tuple[Grade, str, Sequence[Config]]]:
             if config is not None:
@@ -124,23 +137,16 @@ class Operation:
             first = "no measurement and no heuristic applies; the first that can run here"
             yield Grade.DEFAULT, first, backends.configs()
 
-        overlapping = self._overlapping_configs(key, device) if only_open and has_kernels else []
+        options: dict[str, Any] = {"excludes_split_k": is_invariant, "only_open": only_open}
+        if overlapping:
+            options["most_choices"] = _MOST_CHOICES
 
         def decide_with(refusal: Callable[[Config], str | None]) -> Decision:
-            steps = others()
-            if any(refusal(config) is None for config in overlapping):
-                answers: Iterable[Answer] = ()
-                first = Grade.HEURISTIC, "it multiplies while it computes an epilogue", overlapping
-                steps = itertools.chain([first], steps)
-            elif has_kernels:
-                answers = _answers(key, device, excludes_split_k=is_invariant, only_open=only_open)
-            else:
-                answers = ()
             return lookup.decide(
                 key,
                 device,
-                answers=answers,
-                others=steps,
+                answers=_answers(key, device, **options) if has_kernels else (),
+                others=others(),
                 refusal=refusal,
                 refused_backends=lambda: backends.refusals(asks_all=lists_refusals),
                 backend=backend,
