@@ -188,14 +188,15 @@ def test_dropout_draws_anew_at_each_replay():
 
 
 @pytest.mark.parametrize("kind", ["bf16", *RECIPES])
-def test_a_compiled_layer_has_no_break_and_near_values(kind):
+@pytest.mark.parametrize("m", [512, 500])
+def test_a_compiled_layer_has_no_break_and_near_values(kind, m):
     torch._dynamo.reset()
     if kind == "bf16":
         layer = nn.Linear(K, N, device="cuda", dtype=torch.bfloat16)
     else:
         layer = nn.Float8Linear(K, N, recipe=kind, device="cuda", dtype=torch.bfloat16)
     twin = copy.deepcopy(layer)
-    x, dy = torch.randn(512, K, device="cuda").bfloat16(), torch.randn(512, N, device="cuda").bfloat16()
+    x, dy = torch.randn(m, K, device="cuda").bfloat16(), torch.randn(m, N, device="cuda").bfloat16()
     found = gradients(torch.compile(layer, fullgraph=True), x, dy)
     for value, expected in zip(found.values(), gradients(twin, x, dy).values()):
         assert error(value, expected) < BF16_ERROR

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 import stoneware as sw
 from stoneware.errors import ForwardOnlyError
+from stoneware.quantizing.api import Quantization
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
@@ -193,3 +196,11 @@ def test_a_trace_refuses_what_a_call_refuses(shape, arguments, said):
     for call in (block, torch.compile(block, backend="aot_eager", fullgraph=True)):
         with pytest.raises(Exception, match=said):
             call(x)
+
+
+@pytest.mark.parametrize("scales", ["tensor", "row"])
+@pytest.mark.parametrize(("m", "k"), [(0, 256), (16, 0), (0, 0)])
+def test_an_empty_matrix_has_no_partial_results_on_a_gpu(scales, m, k):
+    quantization = Quantization(scales, "both", E4M3, False, shares=True)
+    assert quantization.partial([m], k, "cuda") == ((0,), (1,), torch.int32)
+    assert math.prod(quantization.partial([16], 256, "cuda")[0]) > 0

@@ -80,7 +80,7 @@ def _linear(recipe: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
     if not torch.is_grad_enabled():
         # Not _Linear: its ctx.needs_input_grad is True even under no_grad.
         if torch.compiler.is_dynamo_compiling():
-            return traced_linear.forward(recipe, x, weight, bias)
+            return traced_linear.forward(recipe, x, weight, bias)[0]
         y: torch.Tensor = _forward(recipe, False, False, x, weight, bias)
         return y
     needs_bias = bias is not None and bias.requires_grad
@@ -107,12 +107,13 @@ class _Linear(torch.autograd.Function):
     ) -> torch.Tensor:
         _, needs_x, needs_weight, _ = ctx.needs_input_grad
         if torch.compiler.is_dynamo_compiling():
-            results = traced_linear.forward(recipe, x, weight, bias)
+            keeps_x = needs_weight and not _padding(recipe, x)
+            results = traced_linear.forward(recipe, x, weight, bias, needs_x=needs_x, needs_weight=keeps_x)
         else:
             ctx.state = policy.state()
             results = policy.run_in(None, _forward, recipe, needs_x, needs_weight, x, weight, bias)
         shared: list[torch.Tensor]
-        y, *shared = results if isinstance(results, tuple) else (results,)
+        y, *shared = (results,) if isinstance(results, torch.Tensor) else results
         ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None, *shared)
         ctx.recipe = recipe
         return y
@@ -301,7 +302,8 @@ def _gradients(
     """The gradients of x, if there is a weight, and of the weight, if there is an x.
 
     Args:
-      shared: the reductions of x and of the weight, if `_native_forward` returned them.
+      shared: the reductions of x and of the weight, if `_native_forward` returned them; in a trace what
+        `traced_linear.forward` returned.
     """
     dx: torch.Tensor | None
     if isinstance(weight, GatheredWeight):
@@ -318,7 +320,7 @@ def _gradients(
     tensors = [tensor for tensor in (dy, x, weight) if tensor is not None]
     needs = weight is not None, x is not None
     if torch.compiler.is_dynamo_compiling():
-        results = traced_linear.backward(recipe, dy, x, weight)
+        results = traced_linear.backward(recipe, dy, x, weight, shared)
     else:
         results = trained_steps.native_backward(recipe, *needs, shares=bool(shared))(*tensors, *shared)
     if len(tensors) == 3:

@@ -41,12 +41,14 @@ def forward_steps(recipe: str, shares_x: bool, shares_weight: bool) -> Steps:
     return Steps(("x", "weight", "bias"), ("y", *reductions), (steps.together(*quantized), multiply), rows=("y",))
 
 
-def forward_steps_of_x8(recipe: str) -> Steps:
+def forward_steps_of_x8(recipe: str, shares_weight: bool) -> Steps:
     """The steps of an fp8 recipe behind those that quantize x; y is a matrix."""
-    quantize = steps.quantize("weight", RECIPES[recipe].forward[1])
-    return Steps(
-        ("weight", "x8", "scale_x", "bias"), ("y",), (quantize, steps.scaled_mm("x", "weight", "y", bias="bias"))
-    )
+    cast = RECIPES[recipe].forward[1]
+    sequence = (
+        steps.quantize("weight", cast, shares=shares_weight), steps.scaled_mm("x", "weight", "y", bias="bias")
+    )  # fmt: skip
+    reductions = [steps.shared("weight", cast)] * shares_weight
+    return Steps(("weight", "x8", "scale_x", "bias"), ("y", *reductions), sequence)
 
 
 WGRAD = Step(Matmul("tn"), ("dy", "x", NONE), ("dw",))
@@ -103,8 +105,8 @@ def native_backward(
 ) -> Callable[..., Any]:
     """call(dy, *x, *weight, *reductions) -> dx, dw, or both as a tuple.
 
-    The call has x, or the transpose of x in fp8 and its scales, if `needs_weight`, and the weight if `needs_x`, with
-    their reductions if `shares`.
+    The call has x, or the transpose of x in fp8 and its scales, if `needs_weight`, and the weight if `needs_x`. If it
+    `shares`, it has the reductions of x and of the weight.
     """
     by_ops = backward_steps(recipe, needs_x, needs_weight, False, has_x8=has_x8)
 

@@ -184,6 +184,26 @@ class Quantization(NamedTuple):
             outputs += [(*dense_shape(scales, k, m), torch.float32)]
         return outputs
 
+    def partial(self, rows: Sequence[int], k: int, device_type: str) -> native_call.Output:
+        """Partial results, if `kernels.has_partial`; none where no kernels run."""
+        has_some = device_type == "cuda" and sum(rows) > 0 and k > 0
+        shape, strides = kernels.partial_shape(rows, k, self.scales) if has_some else ((0,), (1,))
+        return shape, strides, torch.int32
+
+    def reduction(self, shape: Sequence[int], device_type: str) -> native_call.Output:
+        """What a quantization of x of this shape [m, k] that `shares` hands to that of the transpose."""
+        m, k = shape
+        if self.scales == "row":
+            return *dense_shape(self.scales, k, m), torch.float32
+        return self.partial([m], k, device_type)
+
+    def reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """`reduction` of x [m, k] in plain torch."""
+        if self.scales == "row":
+            return reference.quantize(x.t(), self.scales, self.dtype, self.power_of_two)[1]
+        shape, _, dtype = self.reduction(x.shape, x.device.type)
+        return x.float().abs().amax().view(dtype).repeat(shape)
+
     def has_kernels(self, parts: Sequence[torch.Tensor], device: Device) -> bool:
         if len(parts) > 1:
             return kernels.why_not_joined(parts, device) is None
@@ -236,8 +256,7 @@ def make_plan(
         has_kernels = one.has_kernels(own, device)
         outputs += one.outputs(rows, k)
         if kernels.has_partial(one.scales, one.transpose, one.shares):
-            shape, strides = kernels.partial_shape(rows, k, one.scales) if has_kernels else ((0,), (1,))
-            outputs.append((shape, strides, torch.int32))
+            outputs.append(one.partial(rows, k, device.kind))
         positions = [*range(first, first + one.num_parts), *range(begin, len(checked) + len(outputs))]
         options = one.scales, one.transpose, DTYPE_NAMES[one.dtype], one.power_of_two, one.shares, False
         tasks.append((one, kernels.Task(own, *options, positions), has_kernels))
