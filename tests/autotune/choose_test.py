@@ -65,6 +65,11 @@ def test_two_of_ours_tie_within_a_narrower_band():
     assert choose(timed, [BIG])[0][0].config == TINY
 
 
+def test_two_of_ours_tie_within_half_of_it_at_a_long_problem():
+    assert choose([Timed(TINY, 1000.0), Timed(BIG, 1009.0)], [BIG])[0][0].config == BIG
+    assert choose([Timed(TINY, 1000.0), Timed(BIG, 1011.0)], [BIG])[0][0].config == TINY
+
+
 @pytest.mark.parametrize("vendor_us", [10.0, 1000.0])
 def test_tie_with_the_vendor_is_ours_at_every_length(vendor_us):
     ordered, rule = choose([Timed(BIG, vendor_us * 1.029), Timed(small.VENDOR, vendor_us)])

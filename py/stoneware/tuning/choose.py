@@ -4,8 +4,8 @@ The next tune of the same shapes gives other medians. A choice by noise would di
 to the next and from one rank to another. So candidates that take at most a band longer than the
 fastest tie with it (BAND), and a kernel of ours wins over the vendor library: its call takes less
 time on the host, and has the same order of sums at every m. Of ours those tie that take at most a
-narrower band longer than the fastest of them (OWN_BAND), and the first in canonical order is chosen:
-that of the op's heuristic, and then of their configs.
+narrower band longer than the fastest of them (OWN_BAND, at long problems LONG_OWN_BAND), and the first
+in canonical order is chosen: that of the op's heuristic, and then of their configs.
 
 So the choice is never slower than the default or the vendor library by more than the band.
 """
@@ -22,6 +22,12 @@ BAND = 0.03
 
 OWN_BAND = 0.02
 """The same between two configs that are not the vendor library's."""
+
+LONG_US = 200.0
+"""Problems that take this long keep a GPU at its power limit while they are timed."""
+
+LONG_OWN_BAND = 0.01
+"""OWN_BAND of long problems: there the noise is smaller, and the power limit hides a part of the differences."""
 
 
 class Timed(Protocol):
@@ -63,7 +69,8 @@ def choose(candidates: Sequence[Candidate], preferred: Sequence[AnyConfig] = ())
     fastest = by_time[0]
     tied = [candidate for candidate in by_time if not is_slower(candidate, fastest)]
     ours = [candidate for candidate in tied if not is_vendor(candidate.config)]
-    tied_ours = [candidate for candidate in ours if not is_slower(candidate, ours[0], OWN_BAND)]
+    own_band = OWN_BAND if fastest.median_us < LONG_US else LONG_OWN_BAND
+    tied_ours = [candidate for candidate in ours if not is_slower(candidate, ours[0], own_band)]
     chosen = min(tied_ours, key=order) if tied_ours else fastest
     if chosen is fastest:
         rule = f"the fastest of {len(by_time)}"
