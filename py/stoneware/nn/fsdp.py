@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from stoneware.nn.arguments import is_distributed
-from stoneware.nn.gathered_weight import Place, Reduction, ShardedWeight
+from stoneware.nn.gathered_weight import ShardedWeight
+from stoneware.nn.gathering import Gathering, Place
 from stoneware.nn.linear import Float8Linear
 
 
@@ -37,14 +38,17 @@ def gather_in_fp8(model: torch.nn.Module) -> list[str]:
                 f"weight of {name} is a DTensor, it must be a plain tensor; call gather_in_fp8 before fully_shard, "
                 "and do not use it for layers of a tensor parallel plan"
             )
-    reduction = Reduction(len(layers))
+    gathering, is_new = Gathering(len(layers)), False
     for position, layer in enumerate(layers.values()):
         weight = layer.weight
         if isinstance(weight, ShardedWeight):
             continue
-        shard = ShardedWeight(weight.detach(), layer.recipe, Place(reduction, position))
+        shard = ShardedWeight(weight.detach(), layer.recipe, Place(gathering, position))
         layer.weight = torch.nn.Parameter(shard, requires_grad=weight.requires_grad)
         layer.register_state_dict_post_hook(_plain_weight)
+        is_new = True
+    if is_new:
+        model.register_forward_pre_hook(gathering.reduce_ahead)
     return [*layers]
 
 

@@ -9,15 +9,13 @@ torch.distributed.fsdp calls `fsdp_pre_all_gather` and `fsdp_post_all_gather` of
 from __future__ import annotations
 
 import inspect
-import weakref
 from typing import Any
 
 import torch
-from torch import distributed
 from torch.utils import _pytree as pytree
 
+from stoneware.nn.gathering import Gathering, Place
 from stoneware.nn.recipes import BLOCK, RECIPES, Cast
-from stoneware.quantizing.api import quantize, quantize_with_amax
 
 _aten = torch.ops.aten
 
@@ -36,69 +34,13 @@ _COPIES = frozenset(
 """Those with memory of their own."""
 
 
-class Reduction:
-    """The largest |x| of the weights of a model, which one collective reduces among the ranks.
-
-    If a weight is gathered that has changed since, all are reduced again: optimizers change all weights, so this
-    happens once a step. A weight is known once it was gathered.
-
-    Args:
-      num_weights: how many the model has.
-    """
-
-    def __init__(self, num_weights: int) -> None:
-        self.num_weights = num_weights
-        self._weights: dict[int, weakref.ref[ShardedWeight]] = {}
-
-    def amax(self, weight: ShardedWeight, group: Any, dtype: torch.dtype) -> torch.Tensor:
-        """The largest |x| of the whole weight [1], float32, as it is in this dtype."""
-        # The stream too: on another one the number may not be there yet.
-        where = group, dtype, torch.cuda.current_stream(weight.device) if weight.is_cuda else None
-        self._weights[weight.place.position] = weakref.ref(weight)
-        if weight.place.state != (weight.place.num_changes, weight.tensor._version, *where):
-            self._reduce(weight, where)
-        return weight.place.amax
-
-    def _reduce(self, first: ShardedWeight, where: tuple[Any, torch.dtype, Any]) -> None:
-        known = [weight for found in self._weights.values() if (weight := found()) is not None]
-        weights = [weight for weight in known if weight is first or weight.place.state[2:] == where]
-        group, dtype, _ = where
-        norms = torch._foreach_norm([weight.tensor for weight in weights], float("inf"))
-        # As many numbers on every rank, whatever else differs; without an index that the host would have to copy.
-        all_norms = [torch.zeros_like(norms[0])] * self.num_weights
-        for weight, norm in zip(weights, norms):
-            all_norms[weight.place.position] = norm
-        amax = torch.stack(all_norms).to(dtype).float().abs()
-        distributed.all_reduce(amax, distributed.ReduceOp.MAX, group)
-        for weight in weights:
-            place = weight.place
-            place.amax = amax[place.position : place.position + 1]
-            place.state = place.num_changes, weight.tensor._version, *where
-
-
-class Place:
-    """A weight among those of a `Reduction`, shared by the views of its memory.
-
-    Attributes:
-      reduction, position: the arguments.
-      num_changes: how often an operator of the weight wrote to it.
-      amax, state: what was reduced last, and for which (num_changes, version, process group, dtype, stream).
-    """
-
-    amax: torch.Tensor
-    state: tuple[Any, ...] = ()
-
-    def __init__(self, reduction: Reduction, position: int) -> None:
-        self.reduction, self.position, self.num_changes = reduction, position, 0
-
-
 class ShardedWeight(torch.Tensor):
     """A weight, or some rows of it, whose operators are those of the tensor that it holds.
 
     Args:
       tensor: [rows, k], bfloat16, float16 or float32.
       recipe: a name of `stoneware.nn.recipes`.
-      place: for its reduction; None: it is reduced alone.
+      place: among the weights of its model; None: it is quantized alone.
 
     Attributes:
       tensor, recipe, place: the arguments.
@@ -113,7 +55,7 @@ class ShardedWeight(torch.Tensor):
         return _wrapper(cls, tensor, tensor.dtype)
 
     def __init__(self, tensor: torch.Tensor, recipe: str, place: Place | None = None) -> None:
-        self.tensor, self.recipe, self.place = tensor, recipe, place or Place(Reduction(1), 0)
+        self.tensor, self.recipe, self.place = tensor, recipe, place or Place(Gathering(1), 0)
 
     def __tensor_flatten__(self) -> tuple[list[str], str]:
         return ["tensor"], self.recipe
@@ -136,9 +78,9 @@ class ShardedWeight(torch.Tensor):
             return result
         recipe, place = weights[0].recipe, weights[0].place
         if func is _aten.clone.default:  # as of a copy of the model
-            place = Place(Reduction(1), 0)
+            place = Place(Gathering(1), 0)
         elif func in _COPIES:
-            place = Place(place.reduction, place.position)
+            place = Place(place.gathering, place.position)
         return pytree.tree_map_only(torch.Tensor, lambda tensor: ShardedWeight(tensor, recipe, place), result)
 
     def fsdp_pre_all_gather(
@@ -148,13 +90,7 @@ class ShardedWeight(torch.Tensor):
         cast = RECIPES[self.recipe].forward[1]
         _check_rows(self.recipe, cast, self.shape, outer_size, mesh.size())
         dtype = mp_policy.param_dtype or self.dtype
-        rows = self.tensor.to(dtype)
-        if cast.scales != "tensor":
-            values, scale = quantize(rows, cast.scales, dtype=cast.dtype, power_of_two=cast.power_of_two)
-        else:
-            amax = self.place.reduction.amax(self, mesh.get_group(), dtype)
-            values, scale = quantize_with_amax(rows, amax, cast.dtype, cast.power_of_two)
-        return (values, scale), None
+        return self.place.gathering.quantized(self, mesh.get_group(), dtype), None
 
     def fsdp_post_all_gather(
         self,
@@ -165,6 +101,7 @@ class ShardedWeight(torch.Tensor):
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:
         """The weight. Its parts are views of `outputs`, whose memory FSDP frees and fills again."""
+        self.place.gathering.end_burst()
         values, scale = outputs
         if out is not None:
             assert isinstance(out, GatheredWeight)  # the first call made it

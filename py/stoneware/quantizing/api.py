@@ -108,52 +108,63 @@ def _call(num_results: int, has_partial: bool) -> Any:
 
 
 def quantize_with_amax(
-    x: torch.Tensor, amax: torch.Tensor, dtype: torch.dtype, power_of_two: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [m, k] in fp8 with one scale, [1] float32, for a largest |x| that is known: that of a matrix with these rows.
+    tensors: Sequence[torch.Tensor], amaxes: Sequence[torch.Tensor], dtype: torch.dtype, power_of_two: bool
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Matrices in fp8 with one scale each, [1] float32, for largest |x| that are known: those of whole matrices.
 
     Args:
-      x: bfloat16, float16 or float32, with contiguous rows.
-      amax: [1] float32, without a sign.
+      tensors: [m, k], bfloat16, float16 or float32, of one dtype and device, with contiguous rows.
+      amaxes: of each [1] float32, without a sign.
       dtype, power_of_two: see `quantize`.
     """
-    values, scale = _call_with_amax()(x, amax, None, None, dtype, power_of_two)
-    return values, scale
+    count = len(tensors)
+    results = _call_with_amax(count)(*tensors, *amaxes, *[None] * (2 * count), dtype, power_of_two)
+    return [*zip(results[::2], results[1::2])]
 
 
 @functools.cache
-def _call_with_amax() -> Any:
-    def make(x: torch.Tensor, amax: Any, x8: Any, scale: Any, dtype: torch.dtype, power_of_two: bool) -> Any:
-        tensor, name = _check(x, "tensor", False, dtype), DTYPE_NAMES[dtype]
-        device = tensor_checks.check_one_device([("x", tensor), ("amax", amax)])
+def _call_with_amax(count: int) -> Any:
+    """call(*matrices, *largest |x|, *placeholders of the outputs, dtype, power_of_two) -> values and scale of each."""
+    num_tensors = 4 * count
+
+    def make(*arguments: Any) -> Any:
+        dtype, power_of_two = arguments[num_tensors:]
+        matrices, amaxes = [_check(x, "tensor", False, dtype) for x in arguments[:count]], arguments[count : 2 * count]
+        device = tensor_checks.check_one_device([("x", tensor) for tensor in (*matrices, *amaxes)])
+        quantization = Quantization("tensor", False, dtype, power_of_two)
         plan: Any = functools.partial(_run_with_amax, dtype, power_of_two)
-        is_dense = tensor.stride(1) == 1 or tensor.shape[1] <= 1
-        if tensor.numel() and is_dense and kernels.why_not(tensor, "tensor", name, False, device) is None:
-            task = kernels.Task([tensor], "tensor", False, name, power_of_two, False, True, range(4))
-            plan = kernels.plan([task], 4, device)
-        outputs = native_call.dense(tensor.shape, dtype), native_call.dense((1,), torch.float32)
-        return plan, True, tensor.device, outputs
+        if all(quantization.has_kernels([x], device) for x in matrices):
+            tasks = []
+            for position, x in enumerate(matrices):
+                first = 2 * (count + position)
+                tensors = position, first, first + 1, count + position
+                options = "tensor", False, DTYPE_NAMES[dtype], power_of_two, False, True
+                tasks.append(kernels.Task([x], *options, tensors))
+            plan = kernels.plan(tasks, num_tensors, device)
+        outputs = [output for x in matrices for output in quantization.outputs([len(x)], x.shape[1])]
+        return plan, True, matrices[0].device, tuple(outputs)
 
     def slow(*arguments: Any) -> tuple[torch.Tensor, ...]:
-        x, amax = (tensor.resolve_neg() for tensor in arguments[:2])
-        plan, _, device, outputs = make(x, amax, *arguments[2:])
-        values, scale = (native_call.empty(output, device) for output in outputs)
-        plan(x, values, scale, amax)
-        return values, scale
+        inputs = [tensor.resolve_neg() for tensor in arguments[: 2 * count]]
+        plan, _, device, outputs = make(*inputs, *arguments[2 * count :])
+        results = tuple(native_call.empty(output, device) for output in outputs)
+        plan(*inputs, *results)
+        return results
 
+    outs = range(2 * count, num_tensors)
     fast, _ = native_call.build(
-        make, slow, num_tensors=4, num_objects=2, outs=[2, 3], optional=[2, 3], aligned=[0], order=[0, 2, 3, 1],
-        num_results=2,
+        make, slow, num_tensors=num_tensors, num_objects=2, outs=outs, optional=outs, aligned=range(count),
+        num_results=2 * count,
     )  # fmt: skip
     return slow if fast is None else fast.call
 
 
-def _run_with_amax(
-    dtype: torch.dtype, power_of_two: bool, x: torch.Tensor, x8: torch.Tensor, scale: torch.Tensor, amax: torch.Tensor
-) -> None:
+def _run_with_amax(dtype: torch.dtype, power_of_two: bool, *tensors: torch.Tensor) -> None:
     """The plan where no kernel runs."""
-    scale.copy_(reference.scales_of(amax, dtype, power_of_two))
-    x8.copy_((x.float() * (1 / scale)).to(dtype))
+    count = len(tensors) // 4
+    for x, amax, x8, scale in zip(tensors, tensors[count:], tensors[2 * count :: 2], tensors[2 * count + 1 :: 2]):
+        scale.copy_(reference.scales_of(amax, dtype, power_of_two))
+        x8.copy_((x.float() * (1 / scale)).to(dtype))
 
 
 class Quantization(NamedTuple):

@@ -46,6 +46,7 @@ PRIVATE = (
     "_scaled_mm",
     "_scaled_mm_v2",
     # Layers (nn/), and the timer (measuring/stopwatch.py).
+    "_foreach_copy_",
     "_foreach_norm",
     "cuda._sleep",
     "nn.modules.module._has_any_global_hook",

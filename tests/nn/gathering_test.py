@@ -1,0 +1,155 @@
+"""Weights that are gathered one after the other are quantized in one call, and never with old numbers."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+import stoneware as sw
+from stoneware.nn import gathering
+from stoneware.nn.gathered_weight import ShardedWeight
+from stoneware.nn.gathering import Gathering, Place
+from stoneware.nn.recipes import RECIPES
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How many weights each call quantized."""
+    counts: list[int] = []
+    plain = gathering._quantize_each
+    monkeypatch.setattr(gathering, "_quantize_each", lambda recipe, count: counts.append(count) or plain(recipe, count))
+    return counts
+
+
+@pytest.fixture
+def reductions(monkeypatch):
+    """How many numbers each collective reduced; the ranks are one."""
+    counts: list[int] = []
+    monkeypatch.setattr(gathering.distributed, "all_reduce", lambda amax, op, group: counts.append(amax.numel()))
+    return counts
+
+
+def weights_of(recipe="rowwise", count=3, dtype=torch.float32):
+    """Weights of one model, of different sizes."""
+    model = Gathering(count)
+    return [
+        ShardedWeight(torch.randn(128 * (position + 1), 256, dtype=dtype), recipe, Place(model, position))
+        for position in range(count)
+    ]
+
+
+def gather(weights, group=None, dtype=torch.bfloat16):
+    """What torch.distributed.fsdp does with the weights of a module; the values are compared with those of each."""
+    for weight in weights:
+        values, scale = weight.place.gathering.quantized(weight, group, dtype)
+        cast = RECIPES[weight.recipe].forward[1]
+        expected = sw.quantize(weight.tensor.to(dtype), cast.scales, dtype=cast.dtype, power_of_two=cast.power_of_two)
+        assert torch.equal(values.view(torch.uint8), expected[0].view(torch.uint8)) and torch.equal(scale, expected[1])
+    weights[0].place.gathering.end_burst()
+
+
+@pytest.mark.parametrize("recipe", ["rowwise", "blockwise"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_second_time_is_one_call(calls, recipe, dtype):
+    weights = weights_of(recipe, dtype=dtype)
+    gather(weights)
+    assert calls == [1, 1, 1]
+    with torch.no_grad():
+        for weight in weights:
+            weight.mul_(2)
+    gather(weights)
+    assert calls == [1, 1, 1, 3]
+
+
+def test_other_orders_and_parts_of_it_are_right(calls):
+    weights = weights_of()
+    gather(weights)
+    gather(weights[:2])
+    assert calls[3:] == [3]
+    gather(weights)
+    assert calls[4:] == [2, 1]
+    gather(weights[::-1])
+    gather(weights[1:])
+
+
+def test_a_weight_that_changes_between_two_is_quantized_again(calls):
+    weights = weights_of()
+    gather(weights)
+    model = weights[0].place.gathering
+    model.quantized(weights[0], None, torch.bfloat16)
+    with torch.no_grad():
+        weights[1].add_(1)
+    gather(weights[1:])
+    assert calls[3:] == [3, 2]
+
+
+def test_weights_of_another_group_dtype_or_recipe_are_apart(calls):
+    weights = weights_of()
+    weights[2].recipe = "blockwise"
+    for _ in range(2):
+        gather(weights)
+    assert calls == [1, 1, 1, 2, 1]
+    gather(weights, group="another")
+    gather(weights, dtype=torch.float16)
+    assert calls[5:] == [1] * 6
+
+
+def test_a_call_takes_no_more_weights_than_it_has_tensors(calls):
+    weights = weights_of(count=11)
+    for _ in range(2):
+        gather(weights)
+    assert calls == [1] * 11 + [8, 3]
+
+
+def test_weights_that_are_gone_are_left_out(calls):
+    weights = weights_of()
+    gather(weights)
+    del weights[1]
+    gather(weights)
+    assert calls[3:] == [2]
+
+
+def test_tensor_scales_that_changed_are_reduced_once_and_ahead_of_the_first_weight(reductions):
+    weights = weights_of("tensorwise")
+    model = weights[0].place.gathering
+    model.reduce_ahead(None, ())
+    assert reductions == []
+    gather(weights)  # each is known from its own gather on
+    del reductions[:]
+    for _ in range(2):
+        with torch.no_grad():
+            weights[1].mul_(2)
+        model.reduce_ahead(None, ())
+        assert reductions == [3]
+        gather(weights)
+        model.reduce_ahead(None, ())
+        gather(weights)
+        assert reductions == [3]
+        del reductions[:]
+
+
+def test_copies_for_a_gather_are_not_taken_for_earlier_ones():
+    weights = weights_of()
+    earlier = []
+    for mode in (torch.no_grad, torch.no_grad):
+        with mode():
+            copies = [weight.to("cpu", torch.float32, copy=True) for weight in weights]
+            gather(copies)
+            earlier += copies
+        with torch.no_grad():
+            for weight in weights:
+                weight.mul_(2)
+
+
+def test_nothing_stays_in_memory_after_a_gather():
+    def num_fp8():
+        gc.collect()
+        return sum(isinstance(one, torch.Tensor) and one.dtype == torch.float8_e4m3fn for one in gc.get_objects())
+
+    weights = weights_of()
+    before = num_fp8()
+    gather(weights)
+    gather(weights[:1])
+    assert num_fp8() == before
