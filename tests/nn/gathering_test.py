@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 
 import pytest
 import torch
+from ranks import MIXED
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import stoneware as sw
 from stoneware.nn import gathering
@@ -130,10 +136,52 @@ def test_tensor_scales_that_changed_are_reduced_once_and_ahead_of_the_first_weig
         del reductions[:]
 
 
+@pytest.fixture
+def one_rank(tmp_path):
+    distributed.init_process_group(
+        "gloo", store=distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+    )
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "blockwise"])
+def test_one_rank_is_enough(one_rank, recipe):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 128), torch.nn.ReLU(), torch.nn.Linear(128, 256))
+    sw.nn.convert(model, recipe)
+    twin = copy.deepcopy(model).bfloat16()
+    sw.nn.gather_in_fp8(model)
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=one_rank, mp_policy=MIXED)
+    x = torch.randn(32, 256).bfloat16()
+    for _ in range(2):
+        y = model(x)
+        y.sum().backward()
+        assert torch.equal(y, twin(x))
+        with torch.no_grad():
+            for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+                one.to_local().mul_(2)
+                other.mul_(2)
+
+
+def test_a_weight_is_copied_without_its_process_group(one_rank):
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256))
+    sw.nn.convert(model, "tensorwise")
+    sw.nn.gather_in_fp8(model)
+    for module in (model[0], model):
+        fully_shard(module, mesh=one_rank, mp_policy=MIXED)
+    model(torch.randn(16, 256).bfloat16())
+    weight = model[0].weight.to_local().detach()
+    for twin in (copy.deepcopy(weight), pickle.loads(pickle.dumps(weight))):
+        assert isinstance(twin, ShardedWeight) and torch.equal(twin.tensor, weight.tensor)
+        assert twin.place.gathering is not weight.place.gathering
+
+
 def test_copies_for_a_gather_are_not_taken_for_earlier_ones():
     weights = weights_of()
     earlier = []
-    for mode in (torch.no_grad, torch.no_grad):
+    for mode in (torch.no_grad, torch.inference_mode, torch.no_grad):
         with mode():
             copies = [weight.to("cpu", torch.float32, copy=True) for weight in weights]
             gather(copies)

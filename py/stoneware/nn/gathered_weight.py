@@ -19,17 +19,20 @@ from stoneware.nn.recipes import BLOCK, RECIPES, Cast
 
 _aten = torch.ops.aten
 
+_TO = _aten.to.device, _aten.to.dtype, _aten.to.dtype_layout, _aten.to.other
+"""What _to_copy is in inference mode."""
+
 _SHARDED_RESULTS = frozenset(
     {
         _aten.alias.default, _aten.as_strided.default, _aten.clone.default, _aten.copy_.default,
         _aten.detach.default, _aten.empty_like.default, _aten.new_zeros.default, _aten.slice.Tensor,
-        _aten.split.Tensor, _aten.view.default, _aten._pin_memory.default, _aten._to_copy.default,
+        _aten.split.Tensor, _aten.view.default, _aten._pin_memory.default, _aten._to_copy.default, *_TO,
     }
 )  # fmt: skip
 """What torch.distributed.fsdp and torch.nn.Module make shards with; other results are plain tensors."""
 
 _COPIES = frozenset(
-    {_aten.empty_like.default, _aten.new_zeros.default, _aten._pin_memory.default, _aten._to_copy.default}
+    {_aten.empty_like.default, _aten.new_zeros.default, _aten._pin_memory.default, _aten._to_copy.default, *_TO}
 )
 """Those with memory of their own."""
 
@@ -85,27 +88,31 @@ class ShardedWeight(torch.Tensor):
 
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: torch.Size, outer_stride: Any, module: Any, mp_policy: Any
-    ) -> tuple[tuple[torch.Tensor, ...], None]:
-        """(values, scales) of these rows, to be gathered along them."""
+    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
+        """(values, scales) of these rows, to be gathered along them. On one rank FSDP hands over the first alone, so
+        the scales go along as metadata."""
         cast = RECIPES[self.recipe].forward[1]
         _check_rows(self.recipe, cast, self.shape, outer_size, mesh.size())
         dtype = mp_policy.param_dtype or self.dtype
-        return self.place.gathering.quantized(self, mesh.get_group(), dtype), None
+        values, scale = self.place.gathering.quantized(self, mesh.get_group(), dtype)
+        return ((values,), scale) if mesh.size() == 1 else ((values, scale), None)
 
     def fsdp_post_all_gather(
         self,
         outputs: tuple[torch.Tensor, ...],
-        metadata: None,
+        metadata: torch.Tensor | None,
         param_dtype: torch.dtype,
         *,
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:
         """The weight. Its parts are views of `outputs`, whose memory FSDP frees and fills again."""
         self.place.gathering.end_burst()
-        values, scale = outputs
+        values, scale = outputs if metadata is None else (*outputs, metadata)
         if out is not None:
             assert isinstance(out, GatheredWeight)  # the first call made it
             assert out.quantized.data_ptr() == values.data_ptr()
+            if metadata is not None:
+                out.scale = metadata
             return None
         if RECIPES[self.recipe].forward[1].scales == "tensor":
             scale = scale[:1]  # all ranks have the same
