@@ -10,6 +10,7 @@ from stoneware.nn.arguments import is_distributed
 from stoneware.nn.gathered_weight import ShardedWeight
 from stoneware.nn.gathering import Gathering, Place
 from stoneware.nn.linear import Float8Linear
+from stoneware.nn.recipes import RECIPES
 
 
 def gather_in_fp8(model: torch.nn.Module) -> list[str]:
@@ -38,7 +39,7 @@ def gather_in_fp8(model: torch.nn.Module) -> list[str]:
                 f"weight of {name} is a DTensor, it must be a plain tensor; call gather_in_fp8 before fully_shard, "
                 "and do not use it for layers of a tensor parallel plan"
             )
-    gathering, is_new = Gathering(len(layers)), False
+    gathering, reduces = Gathering(len(layers)), False
     for position, layer in enumerate(layers.values()):
         weight = layer.weight
         if isinstance(weight, ShardedWeight):
@@ -46,8 +47,8 @@ def gather_in_fp8(model: torch.nn.Module) -> list[str]:
         shard = ShardedWeight(weight.detach(), layer.recipe, Place(gathering, position))
         layer.weight = torch.nn.Parameter(shard, requires_grad=weight.requires_grad)
         layer.register_state_dict_post_hook(_plain_weight)
-        is_new = True
-    if is_new:
+        reduces = reduces or RECIPES[layer.recipe].forward[1].scales == "tensor"
+    if reduces:
         model.register_forward_pre_hook(gathering.reduce_ahead)
     return [*layers]
 
