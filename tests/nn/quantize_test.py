@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import stoneware as sw
 from stoneware.errors import ForwardOnlyError
-from stoneware.quantizing.api import Quantization
+from stoneware.quantizing.api import Quantization, make_plan
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
@@ -204,3 +204,14 @@ def test_an_empty_matrix_has_no_partial_results_on_a_gpu(scales, m, k):
     quantization = Quantization(scales, "both", E4M3, False, shares=True)
     assert quantization.partial([m], k, "cuda") == ((0,), (1,), torch.int32)
     assert math.prod(quantization.partial([16], 256, "cuda")[0]) > 0
+
+
+@pytest.mark.parametrize("scales", ["tensor", "row"])
+def test_a_reduction_without_kernels_is_that_of_the_plan(scales):
+    quantization, x = Quantization(scales, False, E4M3, True, shares=True), torch.randn(48, 256).bfloat16()
+    plan, outputs = make_plan([x], [quantization])
+    results = [torch.empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in outputs]
+    plan(x, *results)
+    reduction = quantization.reduce(x)
+    assert quantization.reduction(x.shape, "cpu") == outputs[2]
+    assert reduction.shape == outputs[2][0] and torch.equal(reduction, results[2])

@@ -32,8 +32,8 @@ from stoneware.measuring import machine
 from stoneware.measuring.device_timer import spread
 
 _BLOCKS = flags.DEFINE_integer("blocks", 4, "Blocks of the model.", lower_bound=1)
-_HIDDEN = flags.DEFINE_integer("hidden", 4096, "Its width; 128 for a trial on CPUs.", lower_bound=128)
-_TOKENS = flags.DEFINE_integer("tokens", 4096, "Of a rank in a step.", lower_bound=16)
+_HIDDEN = flags.DEFINE_integer("hidden", 4096, "Width of the model; 128 for a trial on CPUs.", lower_bound=128)
+_TOKENS = flags.DEFINE_integer("tokens", 4096, "Tokens of a rank in a step.", lower_bound=16)
 _RECIPES = flags.DEFINE_list("recipes", ["rowwise", "tensorwise"], "Those that are measured.")
 _ROUNDS = flags.DEFINE_integer("rounds", 25, "Rounds, each of which times every model.", lower_bound=2)
 _JSON_OUT = flags.DEFINE_string("json_out", None, "Where the figures go.")
@@ -41,7 +41,7 @@ _JSON_OUT = flags.DEFINE_string("json_out", None, "Where the figures go.")
 _TORCH, _GATHERED = "torch bf16", ", gathered in fp8"
 
 _STEPS = 3
-"""Of a timing, behind one that is not timed."""
+"""Steps that are timed together, behind one that is not."""
 
 _MOST_LOSS_ERROR = 0.01
 """Relative, of the first loss against torch's."""
@@ -84,7 +84,7 @@ def _seeded(device: torch.device) -> torch.Generator:
 
 
 def _timed_ms(trainer: Trainer, device: torch.device) -> float:
-    """Of a step, between points at which all ranks have finished."""
+    """The milliseconds of a step, between points at which all ranks have finished."""
     trainer.step()
     _finish(device)
     begin = time.perf_counter()

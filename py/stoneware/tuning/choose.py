@@ -27,7 +27,7 @@ LONG_US = 200.0
 """Problems that take this long keep a GPU at its power limit while they are timed."""
 
 LONG_OWN_BAND = 0.01
-"""OWN_BAND of long problems: there the noise is smaller, and the power limit hides a part of the differences."""
+"""OWN_BAND of long problems, where the power limit hides a part of the differences."""
 
 
 class Timed(Protocol):
