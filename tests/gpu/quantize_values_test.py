@@ -19,6 +19,7 @@ from stoneware.runtime.dtypes import DTYPE_NAMES
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 SHAPES = [(1, 16), (3, 4096), (16, 4112), (17, 16384), (5, 28672), (128, 128), (144, 272), (8192, 1024), (1000, 7168)]
+SHAPES += [(512, 512), (513, 512), (528, 17008)]
 
 
 def expected(x, scales, transpose, dtype=E4M3, power_of_two=False):
@@ -331,7 +332,10 @@ def test_the_gradients_of_a_feed_forward_in_fp8(on, m, n):
         plan(z, dh, *factors, *outputs, *partials)
         plain = dz * factors[0].t() if factors else dz
         for wanted, values, scale in zip((plain, dz.t(), h.t()), outputs[::2], outputs[1::2]):
-            assert (values.double() * scale - wanted).norm() <= 0.04 * wanted.norm()
+            # Half of the last of three bits, in 16 bits before, and half of the least number.
+            assert ((values.double() * scale - wanted).abs() <= 0.07 * wanted.abs() + 2**-10 * scale).all()
+            if m * n >= 10_000:  # of few, the largest may all be off by that much
+                assert (values.double() * scale - wanted).norm() <= 0.04 * wanted.norm()
             # Scales are powers of two that just reach the largest value of a row, here to within its rounding.
             largest = wanted.abs().amax(1, keepdim=True) / 448
             assert ((scale >= 0.99 * largest) & (scale <= 2.02 * largest)).all()
