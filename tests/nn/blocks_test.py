@@ -486,6 +486,34 @@ def test_another_dtype_than_the_weight_has_is_the_norms_own_code(model):
         assert torch.equal(model[0].input_layernorm(x), plain[0].input_layernorm(x))
 
 
+@pytest.mark.parametrize("later", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("first", [torch.float32, torch.bfloat16])
+def test_a_norm_is_one_operator_in_a_dtype_that_its_weight_has_later(monkeypatch, first, later):
+    """As FSDP2's mixed precision hands over weights of 32 bits in 16."""
+    norm = LlamaRMSNorm(HIDDEN).to(first)
+    plain, model = copy.deepcopy(norm), torch.nn.Sequential(norm)
+    nn.convert(model)
+    calls, own = [], torch.nn.functional.rms_norm
+    monkeypatch.setattr(torch.nn.functional, "rms_norm", lambda x, *others: calls.append(x) or own(x, *others))
+    x = rows(4, HIDDEN, dtype=later)
+    assert near(model.to(later)(x), plain.to(later)(x)) and len(calls) == 1
+
+
+def test_a_norm_that_computes_something_else_in_another_dtype_does_so():
+    class DoubledRMSNorm(LlamaRMSNorm):
+        def forward(self, x):
+            y = super().forward(x)
+            return y if self.weight.dtype == torch.float32 else y + y
+
+    norm = DoubledRMSNorm(HIDDEN)
+    plain, model = copy.deepcopy(norm), torch.nn.Sequential(norm)
+    assert nn.convert(model).blocks == {"0": "RMSNorm"}
+    for dtype in (torch.float32, torch.bfloat16):
+        x = rows(4, HIDDEN, dtype=dtype)
+        assert near(model.to(dtype)(x), plain.to(dtype)(x))
+    assert norm.weight.dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("change", ["assign", "data", "parameter", "half", "quantize_"])
 def test_a_weight_that_changes_is_used(model, change):
     """Gate and up are one matmul, which shares their memory."""

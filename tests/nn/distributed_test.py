@@ -8,7 +8,7 @@ import pytest
 import torch
 from ranks import BF16_ERROR, MIXED, WIDTH, Gathered, data, error, trained
 from torch import distributed, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -318,10 +318,11 @@ class LlamaRMSNorm(nn.Module):
         return self.weight * x.to(dtype)
 
 
-def check_norm() -> None:
-    model = nn.Sequential(LlamaRMSNorm(WIDTH), nn.Linear(WIDTH, WIDTH)).bfloat16()
+def check_norm(dtype: torch.dtype) -> None:
+    model = nn.Sequential(LlamaRMSNorm(WIDTH), nn.Linear(WIDTH, WIDTH)).to(dtype)
     assert [*sw.nn.convert(model, "bf16").blocks] == ["0"]
-    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)), mp_policy=policy)
     calls, rms_norm = [], nn.functional.rms_norm
     nn.functional.rms_norm = lambda *arguments: calls.append(1) or rms_norm(*arguments)
     try:
@@ -331,8 +332,9 @@ def check_norm() -> None:
     assert len(calls) == 1
 
 
-def test_a_norm_is_one_kernel_in_a_sharded_model(on_both):
-    on_both(check_norm)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_norm_is_one_kernel_in_a_sharded_model(on_both, dtype):
+    on_both(check_norm, dtype)
 
 
 class Reduced(TorchDispatchMode):

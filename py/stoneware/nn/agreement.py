@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from stoneware.nn import proofs
+from stoneware.nn.arguments import BITS_16
 from stoneware.quantizing.fused import silu_mul
 
 _TOLERANCE = 0.01
@@ -17,13 +18,35 @@ _MAGNITUDES = (1.0, 10.0, 50.0)
 """Magnitudes of the random inputs on which a proved block must agree."""
 
 
-def check_norm(known: proofs.Proofs, norm: Any, eps: float) -> None:
-    """Raises NoProof if a norm differs from RMSNorm."""
+def rms_norm(known: proofs.Proofs, norm: Any) -> tuple[float, frozenset[torch.dtype]]:
+    """The epsilon of a norm that is an RMSNorm, and the dtypes of weight and x for which it is one: its own, and
+    those that it may have later, as FSDP2's mixed precision hands it a weight in 16 bits.
+
+    Raises:
+      NoProof: it is none with the weight that it has.
+    """
+    eps = _checked_norm(known, norm)
+    weight, dtypes = norm._parameters["weight"], {norm.weight.dtype}
+    for dtype in {torch.float32, *BITS_16} - dtypes:
+        norm._parameters["weight"] = torch.nn.Parameter(weight.detach().to(dtype), weight.requires_grad)
+        try:
+            if _checked_norm(known, norm) == eps:
+                dtypes.add(dtype)
+        except proofs.NoProof:
+            continue  # with this dtype its own code runs
+        finally:
+            norm._parameters["weight"] = weight
+    return eps, frozenset(dtypes)
+
+
+def _checked_norm(known: proofs.Proofs, norm: Any) -> float:
+    eps = known.of(proofs.rms_norm, norm)
 
     def reference(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.rms_norm(x, norm.weight.shape, norm.weight, eps)
 
     _check_agreement(known, norm, reference, norm.weight, norm.weight.shape[0])
+    return eps
 
 
 def check_swiglu(known: proofs.Proofs, block: torch.nn.Module, parts: proofs.SwiGLUParts) -> None:

@@ -225,12 +225,12 @@ class FrozenExperts(FrozenWeights):
 class FusedNorm(Change):
     """A norm that was proved to be RMSNorm -> one kernel."""
 
-    def __init__(self, name: str, norm: torch.nn.Module, eps: float) -> None:
+    def __init__(self, name: str, norm: torch.nn.Module, eps: float, dtypes: frozenset[torch.dtype]) -> None:
         super().__init__(name, norm, "RMSNorm")
-        self.eps = eps
+        self.eps, self.dtypes = eps, dtypes
 
     def change(self) -> None:
-        state = fused_blocks.NormState(eps=self.eps, dtype=self.module.weight.dtype)
+        state = fused_blocks.NormState(eps=self.eps, dtypes=self.dtypes)
         fused_blocks.fuse(self.module, fused_blocks.FusedRMSNorm, state)
 
     def revert(self) -> None:

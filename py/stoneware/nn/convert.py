@@ -360,9 +360,7 @@ class _Converter:
         layers = [child for child in module.children() if isinstance(child, torch.nn.Linear)]
         try:
             if type(module).__name__.endswith("RMSNorm") and "weight" in parameters and not layers:
-                eps = self.proofs.of(proofs.rms_norm, module)
-                agreement.check_norm(self.proofs, module, eps)
-                self.changes[id(module)] = FusedNorm(name, module, eps)
+                self.changes[id(module)] = FusedNorm(name, module, *agreement.rms_norm(self.proofs, module))
                 self.conversion.blocks[name] = "RMSNorm"
             elif len(layers) == 2 and self.decide_two_layers(name, module, layers):
                 return

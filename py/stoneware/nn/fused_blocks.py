@@ -148,12 +148,12 @@ class NormState(State):
 
     Attributes:
       eps: added to the mean of squares.
-      dtype: dtype of the weight.
+      dtypes: of the weight and x, for which the proof holds.
       handover, route: the handover of its result in fp8, and the modules on the way; None without a proof.
     """
 
     eps: float
-    dtype: torch.dtype
+    dtypes: frozenset[torch.dtype]
     handover: Handover | None = None
     route: Route | None = None
 
@@ -178,8 +178,8 @@ class FusedRMSNorm(FusedBlock):
             or not state.holds()
             or type(args[0]) is not torch.Tensor
             or type(weight) not in _PLAIN
-            or args[0].dtype is not state.dtype
-            or weight.dtype is not state.dtype
+            or weight.dtype not in state.dtypes
+            or args[0].dtype is not weight.dtype
             or not args[0].ndim
             or args[0].size(-1) != weight.size(0)
             or autocast_dtype(args[0]) is not None
