@@ -86,16 +86,9 @@ class ShardedWeight(torch.Tensor):
             place = Place(place.gathering, place.position)
         return pytree.tree_map_only(torch.Tensor, lambda tensor: ShardedWeight(tensor, recipe, place), result)
 
-    def fsdp_pre_all_gather(
-        self, mesh: Any, outer_size: torch.Size, outer_stride: Any, module: Any, mp_policy: Any
-    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
-        """(values, scales) of these rows, to be gathered along them. On one rank FSDP hands over the first alone, so
-        the scales go along as metadata."""
-        cast = RECIPES[self.recipe].forward[1]
-        _check_rows(self.recipe, cast, self.shape, outer_size, mesh.size())
-        dtype = mp_policy.param_dtype or self.dtype
-        values, scale = self.place.gathering.quantized(self, mesh.get_group(), dtype)
-        return ((values,), scale) if mesh.size() == 1 else ((values, scale), None)
+    @property
+    def fsdp_pre_all_gather(self) -> _PreAllGather:
+        return _PreAllGather(self)
 
     def fsdp_post_all_gather(
         self,
@@ -107,22 +100,45 @@ class ShardedWeight(torch.Tensor):
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:
         """The weight. Its parts are views of `outputs`, whose memory FSDP frees and fills again."""
         self.place.gathering.end_burst()
-        values, scale = outputs if metadata is None else (*outputs, metadata)
+        values, *scales = outputs
         if out is not None:
             assert isinstance(out, GatheredWeight)  # the first call made it
             assert out.quantized.data_ptr() == values.data_ptr()
             if metadata is not None:
                 out.scale = metadata
             return None
-        if RECIPES[self.recipe].forward[1].scales == "tensor":
-            scale = scale[:1]  # all ranks have the same
-        return GatheredWeight(values, scale, param_dtype), ()
+        scale = scales[0].view(torch.float32) if metadata is None else metadata
+        return GatheredWeight(values.view(RECIPES[self.recipe].forward[1].dtype), scale, param_dtype), ()
 
 
-# torch.distributed.fsdp calls inspect.signature at each gather, which then need not derive it again.
-ShardedWeight.fsdp_pre_all_gather.__signature__ = inspect.signature(  # type: ignore[attr-defined]
-    ShardedWeight.fsdp_pre_all_gather
-)
+class _PreAllGather:
+    """What FSDP calls before it gathers a weight. It asks for the signature each time, which takes several times as long
+    for a method."""
+
+    def __init__(self, weight: ShardedWeight) -> None:
+        self.weight = weight
+
+    def __call__(
+        self, mesh: Any, outer_size: torch.Size, outer_stride: Any, module: Any, mp_policy: Any
+    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
+        """(values, scales) of the weight's rows, to be gathered along them, as bytes of the dtype in which FSDP gathers
+        other parameters: for several dtypes it makes a view of each tensor at each step of a gather.
+
+        A scale that all ranks have need not travel: it goes along as metadata, and so do all scales on one rank, where
+        FSDP hands over the first tensor alone.
+        """
+        weight, place = self.weight, self.weight.place
+        cast, dtype = RECIPES[weight.recipe].forward[1], mp_policy.param_dtype or weight.dtype
+        if place.mesh is not mesh:
+            place.mesh, place.num_ranks, place.group = mesh, mesh.size(), mesh.get_group()
+        _check_rows(weight.recipe, cast, weight.shape, outer_size, place.num_ranks)
+        values, scale = place.gathering.quantized(weight, place.group, dtype)
+        if place.num_ranks == 1 or cast.scales == "tensor":
+            return (values.view(dtype),), scale
+        return (values.view(dtype), scale.view(dtype)), None
+
+
+_PreAllGather.__signature__ = inspect.signature(_PreAllGather(None))  # type: ignore[attr-defined, arg-type]
 
 
 class GatheredWeight(torch.Tensor):

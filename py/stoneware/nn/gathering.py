@@ -19,6 +19,9 @@ from stoneware.nn.recipes import RECIPES, Cast
 from stoneware.nn.steps import Steps
 from stoneware.quantizing.api import quantize_with_amax
 
+if torch.backends.cuda.is_built():
+    from torch._C import _cuda_getCurrentRawStream as _current_stream
+
 _MOST_IN_CALL = 8
 """Weights that one call quantizes: a native call has at most 32 tensors, four for a weight with tensor scales."""
 
@@ -26,7 +29,7 @@ Quantized = tuple[torch.Tensor, torch.Tensor]
 """Values and scales."""
 
 _Where = tuple[Any, torch.dtype, Any]
-"""The process group that gathers a weight, the dtype that it is quantized from, and the stream, or None."""
+"""The process group that gathers a weight, the dtype that it is quantized from, and `Gathering._stream`."""
 
 
 class Weight(Protocol):
@@ -67,6 +70,7 @@ class Gathering:
         self._next: dict[int, int] = {}
         self._last: int | None = None
         self._ahead: dict[int, tuple[tuple[Any, ...], Quantized]] = {}
+        self._streams: dict[Any, torch.cuda.Stream] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy of a model has weights and process groups of its own."""
@@ -75,8 +79,7 @@ class Gathering:
     def quantized(self, weight: Weight, group: Any, dtype: torch.dtype) -> Quantized:
         """The rows of a weight on this rank as they are in this dtype, in fp8, and their scales."""
         # The stream too: on another one the results may not be there yet.
-        where = group, dtype, torch.cuda.current_stream(weight.device) if weight.device.type == "cuda" else None
-        position = weight.place.position
+        where, position = (group, dtype, self._stream(weight.device)), weight.place.position
         self._registered[position] = weakref.ref(weight), where
         if self._last is not None:
             self._next[self._last] = position
@@ -96,7 +99,7 @@ class Gathering:
         if torch.compiler.is_compiling():
             return
         for where in dict.fromkeys(where for _, where in self._registered.values()):
-            weights, stream = self._weights(self._registered, where), where[2]
+            weights, stream = self._weights(self._registered, where), self._streams.get(where[2])
             if all(weight.place.state in ((), _state(weight, where)) for weight in weights):
                 continue
             if stream is not None:  # what changed the weights may be on the present one
@@ -110,6 +113,15 @@ class Gathering:
         if self._last is not None:
             self._next.pop(self._last, None)
             self._last = None
+
+    def _stream(self, device: torch.device) -> Any:
+        """What stands for the current stream in `_Where`: its object would cost the host ten times as much."""
+        if device.type != "cuda":
+            return None
+        stream = device.index, _current_stream(device.index)
+        if stream not in self._streams:
+            self._streams[stream] = torch.cuda.current_stream(device)
+        return stream
 
     def _followers(self, position: int) -> list[int]:
         """Those of one call that followed a weight the last time."""
@@ -161,11 +173,15 @@ class Place:
 
     Attributes:
       gathering, position: the arguments.
+      mesh, num_ranks, group: that gather it: as FSDP2 says, its size and its process group.
       num_changes: how often an operator of the weight wrote to it.
       amax, state: what was reduced last, and of which `_state`.
     """
 
+    num_ranks: int
+    group: Any
     amax: torch.Tensor
+    mesh: Any = None
     state: tuple[Any, ...] = ()
 
     def __init__(self, gathering: Gathering, position: int) -> None:
