@@ -112,8 +112,8 @@ class ShardedWeight(torch.Tensor):
 
 
 class _PreAllGather:
-    """What FSDP calls before it gathers a weight. It asks for the signature each time, which takes several times as long
-    for a method."""
+    """What FSDP calls before it gathers a weight. It asks for the signature each time, which takes a method several
+    times as long."""
 
     def __init__(self, weight: ShardedWeight) -> None:
         self.weight = weight
