@@ -66,21 +66,27 @@ PyObject* FastCall::Call(PyObject* const* arguments, Py_ssize_t num_arguments) {
   if (!CheckNumber(num_arguments)) return nullptr;
   std::array<TensorView, kMaxTensors> views{};  // of an absent tensor: without memory
   Key key;
-  if (!Read(arguments, views.data(), &key) || IsUnusual(arguments, views.data())) {
-    // `slow` refuses what could not be read, with a message of this package.
+  const auto call_slow = [this, arguments, num_arguments] {
+    // It refuses what could not be read, with a message of this package.
     PyErr_Clear();
     ++num_slow_;
     return PyObject_Vectorcall(slow_.ptr(), arguments, static_cast<std::size_t>(num_arguments),
                                nullptr);
+  };
+  if (!Read(arguments, views.data(), &key) || IsUnusual(arguments, views.data())) {
+    return call_slow();
   }
   bool is_known = false;
   const SharedMade made = FindOrMake(arguments, views.data(), &key, &is_known);
   if (made == nullptr) return nullptr;
-  num_hits_ += is_known;
   const auto is_absent = [arguments](int position) { return arguments[position] == Py_None; };
-  if (made->direct.step && std::all_of(signature_.outs.begin(), signature_.outs.end(), is_absent)) {
-    return CallStep(made->direct, arguments, views[0].device).release().ptr();
-  }
+  const bool is_direct =
+      made->direct.step && std::all_of(signature_.outs.begin(), signature_.outs.end(), is_absent);
+  // What is direct in a layer is a node of autograd, whose own calls are native.
+  const bool reads_memory = !is_direct || signature_.is_layer;
+  if (reads_memory && HasNegated(arguments, views.data())) return call_slow();
+  num_hits_ += is_known;
+  if (is_direct) return CallStep(made->direct, arguments, views[0].device).release().ptr();
   return Run(*made, arguments, views.data());
 }
 
@@ -148,13 +154,18 @@ bool FastCall::IsUnusual(PyObject* const* arguments, const TensorView* views) co
     if (tensor == Py_None) continue;
     PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
     if (type != torch_.tensor.ptr() && type != torch_.parameter.ptr()) return true;
-    // The memory of a negated view holds the negatives of its elements; neither strides nor DLPack
-    // show that. torch has no negated views of fp8.
-    if (!views[i].dtype.is_fp8() && IsTrue(torch_.is_neg.Of(tensor)) != 0) return true;
   }
   if (!signature_.is_layer) return GradientBits(arguments, views) != 0;
   return IsTrue(nb::steal(PyObject_CallNoArgs(torch_.has_transforms.ptr()))) != 0 ||
          (!signature_.is_cast && IsTrue(torch_.is_autocast_enabled()) != 0);
+}
+
+bool FastCall::HasNegated(PyObject* const* arguments, const TensorView* views) const {
+  for (int i = 0; i < signature_.num_tensors; ++i) {
+    if (arguments[i] == Py_None || views[i].dtype.is_fp8()) continue;  // torch negates no fp8
+    if (IsTrue(torch_.is_neg.Of(arguments[i])) != 0) return true;
+  }
+  return false;
 }
 
 std::uint32_t FastCall::GradientBits(PyObject* const* arguments, const TensorView* views) const {

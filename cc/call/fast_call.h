@@ -13,7 +13,8 @@
 // tensor.
 //
 // A plan may be direct: a function that takes the tensors and returns a new result, such as
-// torch.mm. Then nothing is allocated here, and nothing runs in between.
+// torch.mm. Then nothing is allocated here, nothing runs in between, and, except in a layer, it may
+// get negated views.
 //
 // The calls of a layer follow gradients: a call that needs some is usual, and its key has the
 // inputs that require one. What runs is direct, and known to autograd.
@@ -148,6 +149,9 @@ class FastCall {
   bool Read(PyObject* const* arguments, TensorView* views, Key* key) const;
   // Whether a call needs more than its plan.
   bool IsUnusual(PyObject* const* arguments, const TensorView* views) const;
+  // Whether the memory of a tensor holds the negatives of its elements, which neither strides nor
+  // DLPack show.
+  bool HasNegated(PyObject* const* arguments, const TensorView* views) const;
   // A bit for each tensor that requires a gradient, if gradients are enabled; all, and maybe an
   // exception, if that cannot be found out.
   std::uint32_t GradientBits(PyObject* const* arguments, const TensorView* views) const;

@@ -238,6 +238,17 @@ report([found, [error_of(direct(3, (0,)), x), error_of(direct(torch.neg, (4,)), 
     assert [error["type"] for error in errors] == ["TypeError", "ValueError"]
 
 
+def test_a_direct_plan_takes_negated_views(run_with_fake: Any) -> None:
+    given, found, num_slow = run_with_fake(f"""{_SEVERAL}
+class Direct:
+    direct = torch.neg, (0,)
+fast = fast_call(None, plan=Direct(), num_results=1)
+report([x.tolist(), fast.call(torch._neg_view(x)).tolist(), fast.num_slow])
+    """)
+    assert found == given and any(given)
+    assert num_slow == 0
+
+
 def test_a_native_launch_of_other_tensors_is_refused(run_with_fake: Any) -> None:
     errors = run_with_fake(f"""{_SEVERAL}
 launch = double.native_launch()
