@@ -57,21 +57,26 @@ def measure(part: Part, sizes: Sizes, clock: Clock) -> None:
 
 def _calls(name: str, device: torch.device) -> Prepared:
     a, weight = (torch.randn(SIZE, SIZE, device=device).bfloat16() for _ in range(2))
+    is_cuda = device.type == "cuda"
+    # As code has these calls: functools.partial would join keywords at each of them.
     calls: dict[str, Call] = {}
     if name == "matmul":
-        ours = functools.partial(sw.matmul, a, weight.t())
-        calls[TORCH] = functools.partial(torch.mm, a, weight.t())
+        b = weight.t()
+        calls[TORCH] = lambda: torch.mm(a, b)
+        calls[OURS] = lambda: sw.matmul(a, b)
+        if is_cuda:
+            calls[VENDOR] = lambda: sw.matmul(a, b, backend="vendor")
     else:
         a8, scale_a = sw.quantize(a)
         w8, scale_w = sw.quantize(weight)
-        operands = a8, w8.t(), scale_a, scale_w.t()
-        ours = functools.partial(sw.scaled_mm, *operands)
-        if device.type == "cuda":  # torch has row scales there alone
-            options = {"out_dtype": torch.bfloat16, "use_fast_accum": True}
-            calls[TORCH] = functools.partial(torch._scaled_mm, *operands, **options)
-    calls[OURS] = ours
-    if device.type == "cuda":
-        calls[VENDOR] = functools.partial(ours, backend="vendor")
+        b8, scale_b = w8.t(), scale_w.t()
+        if is_cuda:  # torch has row scales there alone
+            calls[TORCH] = lambda: torch._scaled_mm(
+                a8, b8, scale_a, scale_b, out_dtype=torch.bfloat16, use_fast_accum=True
+            )
+        calls[OURS] = lambda: sw.scaled_mm(a8, b8, scale_a, scale_b)
+        if is_cuda:
+            calls[VENDOR] = lambda: sw.scaled_mm(a8, b8, scale_a, scale_b, backend="vendor")
     return _checked(calls, a.double() @ weight.double().t())
 
 
