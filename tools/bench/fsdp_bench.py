@@ -1,6 +1,6 @@
 """What FSDP2 costs with weights gathered in 16 bits and in fp8: training steps of a Llama on several GPUs.
 
-    torchrun --nproc-per-node 2 tools/bench/fsdp_bench.py [--rounds=25] [--json_out=FILE]
+    torchrun --nproc-per-node 2 tools/bench/fsdp_bench.py [--rounds=25] [--commit=COMMIT --json_out=FILE]
 
 with Stoneware, torch and transformers on PYTHONPATH. The model has blocks of Llama 3 8B's size and parameters in 32
 bits; each block is sharded, gathered in bfloat16 or fp8, and its gradients are reduced in 32 bits. A step is forward,
@@ -36,6 +36,7 @@ _HIDDEN = flags.DEFINE_integer("hidden", 4096, "Width of the model; 128 for a tr
 _TOKENS = flags.DEFINE_integer("tokens", 4096, "Tokens of a rank in a step.", lower_bound=16)
 _RECIPES = flags.DEFINE_list("recipes", ["rowwise", "tensorwise"], "Those that are measured.")
 _ROUNDS = flags.DEFINE_integer("rounds", 25, "Rounds, each of which times every model.", lower_bound=2)
+_COMMIT = flags.DEFINE_string("commit", "unknown", "The commit that the wheel was built from.")
 _JSON_OUT = flags.DEFINE_string("json_out", None, "Where the figures go.")
 
 _TORCH, _GATHERED = "torch bf16", ", gathered in fp8"
@@ -132,7 +133,7 @@ def main(argv: Sequence[str]) -> None:
     device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    run = machine.new_run(0, _command()) if rank == 0 and _JSON_OUT.value else None
+    run = machine.new_run(0, _command(), _COMMIT.value) if rank == 0 and _JSON_OUT.value else None
     trainers = _trainers(device)
     times: dict[str, list[float]] = {name: [] for name in trainers}
     order, generator = [*trainers], random.Random(0)  # the same order on all ranks
