@@ -284,6 +284,23 @@ def test_a_model_that_trains_fuses_norms_and_feed_forwards(recipe, num_tokens):
         assert torch.equal(training(model, x, dy)[name], value), name
 
 
+@pytest.mark.parametrize("recipe", ["bf16", "rowwise", "rowwise_with_gw_hp", "tensorwise", "blockwise"])
+@pytest.mark.parametrize("kind", [lambda: torch.nn.Linear(HIDDEN, HIDDEN, bias=False), LlamaMLP, Attention])
+def test_negated_views_train_as_what_they_mean(recipe, kind):
+    """Their memory holds the negatives of their elements."""
+    model = torch.nn.Sequential(kind()).bfloat16()
+    nn.convert(model, recipe)
+    results = []
+    x, dy = rows(16, HIDDEN), rows(16, HIDDEN)
+    for view in (torch.Tensor.neg, torch._neg_view):
+        model.zero_grad()
+        operand, gradient = view(x).requires_grad_(), view(dy)
+        model(operand).backward(gradient)
+        results.append([operand.grad, *(one.grad for one in model.parameters())])
+    assert gradient.is_neg()
+    assert all(map(near, *results))  # of layers one by one, which round more often than as one node
+
+
 def test_a_norm_that_trains_runs_its_own_code_under_autocast_and_for_subclasses(monkeypatch):
     norm = LlamaRMSNorm(HIDDEN).bfloat16()
     assert nn.convert(torch.nn.Sequential(norm), "bf16").blocks == {"0": "RMSNorm"}

@@ -138,7 +138,7 @@ def _gradients(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         *trained_node.backward_operands(tensors[:count]),
         *trained_node.backward_operands(tensors[count : count + 1]),
     )
-    dx, dgate_up, ddown = kind.backward(dy.contiguous(), x, *operands, *tensors[count + 1 :])
+    dx, dgate_up, ddown = kind.backward(dy.resolve_neg().contiguous(), x, *operands, *tensors[count + 1 :])
     of_weights = (dgate_up,) if kind.num_gate is None else (dgate_up[: kind.num_gate], dgate_up[kind.num_gate :])
     return None, dx if kind.needs_x else None, *of_weights, ddown
 
