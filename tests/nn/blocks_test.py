@@ -523,8 +523,9 @@ def test_a_norm_that_computes_something_else_in_another_dtype_does_so():
             return y if self.weight.dtype == torch.float32 else y + y
 
     norm = DoubledRMSNorm(HIDDEN)
-    plain, model = copy.deepcopy(norm), torch.nn.Sequential(norm)
+    plain, model, weight = copy.deepcopy(norm), torch.nn.Sequential(norm), norm.weight
     assert nn.convert(model).blocks == {"0": "RMSNorm"}
+    assert norm._stoneware.dtypes == {torch.float32} and norm.weight is weight
     for dtype in (torch.float32, torch.bfloat16):
         x = rows(4, HIDDEN, dtype=dtype)
         assert near(model.to(dtype)(x), plain.to(dtype)(x))

@@ -23,11 +23,12 @@ def rms_norm(known: proofs.Proofs, norm: Any) -> tuple[float, frozenset[torch.dt
     those that it may have later, as FSDP2's mixed precision hands it a weight in 16 bits.
 
     Raises:
-      NoProof: it is none with the weight that it has.
+      NoProof: it is not an RMSNorm with its present weight.
     """
     eps = _checked_norm(known, norm)
     weight, dtypes = norm._parameters["weight"], {norm.weight.dtype}
-    for dtype in {torch.float32, *BITS_16} - dtypes:
+    is_plain = type(weight) in (torch.nn.Parameter, torch.Tensor)  # no other type is fused in a call
+    for dtype in {torch.float32, *BITS_16} - dtypes if is_plain else ():
         norm._parameters["weight"] = torch.nn.Parameter(weight.detach().to(dtype), weight.requires_grad)
         try:
             if _checked_norm(known, norm) == eps:
