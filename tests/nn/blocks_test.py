@@ -316,6 +316,32 @@ def test_a_norm_that_trains_runs_its_own_code_under_autocast_and_for_subclasses(
     assert len(calls) == 1
 
 
+def test_a_norm_in_32_bits_is_one_operator_under_autocast(monkeypatch):
+    """Where weights and the sum of layers' results have 32 bits, and matmuls 16."""
+    norm = LlamaRMSNorm(HIDDEN)
+    plain, model = copy.deepcopy(norm), torch.nn.Sequential(norm)
+    nn.convert(model, "bf16")
+    calls, fused = [], torch.nn.functional.rms_norm
+    monkeypatch.setattr(torch.nn.functional, "rms_norm", lambda *arguments: calls.append(1) or fused(*arguments))
+    x = rows(4, HIDDEN, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, wanted = norm(x), plain(x)
+        torch.testing.assert_close(found, wanted)
+        assert found.dtype == torch.float32 and len(calls) == 1
+        # Of 16 bits, it is the norm's own product with a weight of 32.
+        assert torch.equal(norm(x.bfloat16()), plain(x.bfloat16())) and len(calls) == 1
+
+
+def test_a_norm_that_depends_on_autocast_keeps_its_code():
+    class CastRMSNorm(LlamaRMSNorm):
+        def forward(self, x):
+            y = super().forward(x)
+            return y.bfloat16() if torch.is_autocast_enabled("cpu") else y
+
+    norm = CastRMSNorm(HIDDEN)
+    assert "depends on its mode" in nn.convert(torch.nn.Sequential(norm), "bf16").kept_blocks["0"]
+
+
 def without_handovers(model):
     """The same model, whose layers all quantize what they are called with."""
     model = copy.deepcopy(model)

@@ -165,6 +165,8 @@ _PLAIN = (torch.nn.Parameter, torch.Tensor)
 class FusedRMSNorm(FusedBlock):
     """x / sqrt(mean(x^2) + eps) * weight in float32, rounded once, by one kernel; another has its gradients.
 
+    torch.autocast may change the dtype of a result in 16 bits, so there the block's own forward runs.
+
     Without a gradient to compute, that kernel also writes the result in fp8 for the layers at the end of its route.
     """
 
@@ -182,7 +184,7 @@ class FusedRMSNorm(FusedBlock):
             or args[0].dtype is not weight.dtype
             or not args[0].ndim
             or args[0].size(-1) != weight.size(0)
-            or autocast_dtype(args[0]) is not None
+            or (weight.dtype is not torch.float32 and autocast_dtype(args[0]) is not None)
         ):
             return super().forward(*args, **kwargs)
         (x,) = args

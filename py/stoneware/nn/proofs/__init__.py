@@ -1,8 +1,9 @@
 """Proves what a module of another package computes, by a trace of its code.
 
-A module is traced with torch.fx in training and in eval mode, with and without gradients. All traces must be equal,
-and each of their operations must be one of the function to be proved. Control flow that depends on a tensor, an
-activation, a clamp, a bias, a dropout or a scale that the function lacks therefore ends the proof.
+A module is traced with torch.fx in training and in eval mode, with and without gradients, a norm also with and without
+torch.autocast. All traces must be equal, and each of their operations must be one of the function to be proved. Control
+flow that depends on a tensor, an activation, a clamp, a bias, a dropout or a scale that the function lacks therefore
+ends the proof.
 
     norm_proof.py         RMSNorm
     swiglu_proof.py       feed-forwards of three layers: down(silu(gate(x)) * up(x))

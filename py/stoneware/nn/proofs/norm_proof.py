@@ -29,7 +29,7 @@ def rms_norm(module: torch.nn.Module) -> float:
         if module.eps is None or has_hooks(module):
             raise NoProof("it has hooks" if has_hooks(module) else "its epsilon depends on the dtype of x")
         return module.eps
-    return _NormTrace(module).result(trace(module, "forward"))
+    return _NormTrace(module).result(trace(module, "forward", autocast=(False, True)))
 
 
 class _Value(NamedTuple):

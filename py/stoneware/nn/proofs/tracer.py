@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,13 +14,16 @@ from stoneware.nn.proofs.attribute_reads import AttributeReads, Reads
 from stoneware.nn.proofs.no_proof import NoProof
 
 
-def trace(module: torch.nn.Module, method: str, reads: Reads | None = None) -> torch.fx.Graph:
-    """The operations of a call, if they do not depend on the mode. `reads` is that of `Tracer`."""
+def trace(
+    module: torch.nn.Module, method: str, reads: Reads | None = None, *, autocast: Sequence[bool] = (False,)
+) -> torch.fx.Graph:
+    """The operations of a call, if they do not depend on the mode. `reads` is that of `Tracer`; `autocast`: whether
+    torch.autocast is on, in turn."""
     check_call(module)
     graphs = []
-    for is_training in (False, True):
+    for is_training, is_cast in itertools.product((False, True), autocast):
         for mode in (torch.no_grad, torch.enable_grad, torch.inference_mode):
-            with _snapshot(module), mode(), _without_autocast():
+            with _snapshot(module), mode(), _autocast(is_cast):
                 for part in module.modules():
                     part.training = is_training
                 with AttributeReads(module) as own_reads:
@@ -153,6 +157,7 @@ def _refill(container: Any, contents: list[Any]) -> None:
 
 
 @contextmanager
-def _without_autocast() -> Iterator[None]:
-    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+def _autocast(is_on: bool) -> Iterator[None]:
+    has_gpu = torch.cuda.is_available()  # without one torch warns
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_on), torch.autocast("cuda", enabled=is_on and has_gpu):
         yield
