@@ -104,16 +104,16 @@ class ShardedWeight(torch.Tensor):
         if out is not None:
             assert isinstance(out, GatheredWeight)  # the first call made it
             assert out.quantized.data_ptr() == values.data_ptr()
-            if metadata is not None:
-                out.scale = metadata
+            if metadata is not None and metadata is not out.scale:
+                out.scale = _for_present_stream(metadata)
             return None
-        scale = scales[0].view(torch.float32) if metadata is None else metadata
+        scale = scales[0].view(torch.float32) if metadata is None else _for_present_stream(metadata)
         return GatheredWeight(values.view(RECIPES[self.recipe].forward[1].dtype), scale, param_dtype), ()
 
 
 class _PreAllGather:
-    """What FSDP calls before it gathers a weight. It asks for the signature each time, which takes a method several
-    times as long."""
+    """What FSDP calls before it gathers a weight. It asks inspect.signature about this at each gather, which takes
+    several times as long for a method."""
 
     def __init__(self, weight: ShardedWeight) -> None:
         self.weight = weight
@@ -121,8 +121,8 @@ class _PreAllGather:
     def __call__(
         self, mesh: Any, outer_size: torch.Size, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
-        """(values, scales) of the weight's rows, to be gathered along them, as bytes of the dtype in which FSDP gathers
-        other parameters: for several dtypes it makes a view of each tensor at each step of a gather.
+        """(values, scales) of the weight's rows, to be gathered along them, as the dtype in which FSDP gathers other
+        parameters: if dtypes differ, it makes several views of each tensor at each gather.
 
         A scale that all ranks have need not travel: it goes along as metadata, and so do all scales on one rank, where
         FSDP hands over the first tensor alone.
@@ -187,6 +187,13 @@ class GatheredWeight(torch.Tensor):
             f"{func} of a weight that was gathered in fp8: only Float8Linear reads it; "
             "use the sharded parameter, or omit gather_in_fp8"
         )
+
+
+def _for_present_stream(scale: torch.Tensor) -> torch.Tensor:
+    """A scale of the stream that quantizes; its memory is not used again while the present stream may read it."""
+    if scale.is_cuda:
+        scale.record_stream(torch.cuda.current_stream(scale.device))
+    return scale
 
 
 def _wrapper(cls: Any, tensor: torch.Tensor, dtype: torch.dtype) -> Any:

@@ -142,7 +142,8 @@ class Gathering:
             torch._foreach_copy_(rows, shards)
         if cast.scales == "tensor":
             amaxes = [self._amax(weight, where) for weight in weights]
-            return quantize_with_amax(rows, amaxes, cast.dtype, cast.power_of_two)
+            results = quantize_with_amax(rows, amaxes, cast.dtype, cast.power_of_two)
+            return [(values, weight.place.scale_of(scale)) for weight, (values, scale) in zip(weights, results)]
         tensors = _quantize_each(weights[0].recipe, len(rows))(*rows)
         return [*zip(tensors[::2], tensors[1::2])]
 
@@ -173,14 +174,17 @@ class Place:
 
     Attributes:
       gathering, position: the arguments.
-      mesh, num_ranks, group: that gather it: as FSDP2 says, its size and its process group.
+      mesh, num_ranks, group: the mesh that FSDP2 passed last, its size and its process group.
       num_changes: how often an operator of the weight wrote to it.
       amax, state: what was reduced last, and of which `_state`.
+      scale, scaled: the tensor scale, and of which amax.
     """
 
     num_ranks: int
     group: Any
     amax: torch.Tensor
+    scale: torch.Tensor
+    scaled: torch.Tensor | None = None
     mesh: Any = None
     state: tuple[Any, ...] = ()
 
@@ -189,6 +193,12 @@ class Place:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Place, (self.gathering, self.position)
+
+    def scale_of(self, scale: torch.Tensor) -> torch.Tensor:
+        """The scale for the present amax, of which `scale` may be a copy."""
+        if self.scaled is not self.amax:
+            self.scaled, self.scale = self.amax, scale
+        return self.scale
 
 
 def _state(weight: Weight, where: _Where) -> tuple[Any, ...]:
