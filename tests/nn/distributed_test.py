@@ -237,15 +237,17 @@ def test_a_shard_or_an_input_that_cannot_be_is_refused(on_both):
     on_both(check_refusals)
 
 
-def gathered_and_not(recipe: str, *, is_compiled: bool = False, is_checkpointed: bool = False) -> list[nn.Module]:
-    """A model on two ranks whose weights are gathered in fp8, and one whose weights are gathered in 16 bits."""
+def gathered_and_not(
+    recipe: str, *, is_compiled: bool = False, is_checkpointed: bool = False, policy: MixedPrecisionPolicy = MIXED
+) -> list[nn.Module]:
+    """A model on two ranks whose weights are gathered in fp8, and one that gathers the dtype of the policy."""
     mesh = init_device_mesh("cpu", (2,))
     models = [model_of(recipe, torch.float32, is_checkpointed=is_checkpointed) for _ in range(2)]
     assert sw.nn.gather_in_fp8(models[0]) == ["q", "k", "v", "o", "up", "down"]
     for model in models:
         for layer in model.children():
-            fully_shard(layer, mesh=mesh, mp_policy=MIXED)
-        fully_shard(model, mesh=mesh, mp_policy=MIXED)
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, mp_policy=policy)
     return [torch.compile(model, backend="aot_eager") for model in models] if is_compiled else models
 
 
@@ -304,6 +306,24 @@ def check_bytes(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", RECIPES[1:])
 def test_half_of_the_bytes_are_gathered(on_both, recipe):
     on_both(check_bytes, recipe)
+
+
+def check_dtype(recipe: str, dtype: torch.dtype | None) -> None:
+    """Weights of a group travel as one dtype, but not as NaN of float16."""
+    x, dy = (one.chunk(2)[distributed.get_rank()].to(dtype or torch.float32) for one in data())
+    results, dtypes = [], []
+    for model in gathered_and_not(recipe, policy=MixedPrecisionPolicy(param_dtype=dtype)):
+        with Gathered() as gathered:
+            results.append(trained(model, x, dy)["y"])
+        dtypes.append(gathered.dtypes)
+    assert torch.equal(*results)
+    assert torch.uint8 in dtypes[0] if dtype == torch.float16 else dtypes[0] == dtypes[1], dtypes
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, None])
+@pytest.mark.parametrize("recipe", RECIPES[1:])
+def test_weights_gathered_in_fp8_give_the_same_y_with_any_dtype_of_parameters(on_both, recipe, dtype):
+    on_both(check_dtype, recipe, dtype)
 
 
 class LlamaRMSNorm(nn.Module):

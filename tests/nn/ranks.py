@@ -57,11 +57,14 @@ def join(rank: int, file: str) -> None:
 
 
 class Gathered(TorchDispatchMode):
-    """Counts the bytes that this rank sends to be gathered."""
+    """Counts the bytes that this rank sends to be gathered, and notes their dtypes."""
 
-    num_bytes = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_bytes, self.dtypes = 0, set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.c10d._allgather_base_.default:
             self.num_bytes += args[1].nbytes
+            self.dtypes.add(args[1].dtype)
         return func(*args, **kwargs or {})

@@ -122,7 +122,8 @@ class _PreAllGather:
         self, mesh: Any, outer_size: torch.Size, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
         """(values, scales) of the weight's rows, to be gathered along them, as the dtype in which FSDP gathers other
-        parameters: if dtypes differ, it makes several views of each tensor at each gather.
+        parameters: if dtypes differ, it makes several views of each tensor at each gather. Not as float16, in which
+        fp8 values look like NaN, and TORCH_NCCL_NAN_CHECK finds these.
 
         A scale that all ranks have need not travel: it goes along as metadata, and so do all scales on one rank, where
         FSDP hands over the first tensor alone.
@@ -133,9 +134,10 @@ class _PreAllGather:
             place.mesh, place.num_ranks, place.group = mesh, mesh.size(), mesh.get_group()
         _check_rows(weight.recipe, cast, weight.shape, outer_size, place.num_ranks)
         values, scale = place.gathering.quantized(weight, place.group, dtype)
+        sent_as = torch.uint8 if dtype is torch.float16 else dtype
         if place.num_ranks == 1 or cast.scales == "tensor":
-            return (values.view(dtype),), scale
-        return (values.view(dtype), scale.view(dtype)), None
+            return (values.view(sent_as),), scale
+        return (values.view(sent_as), scale.view(sent_as)), None
 
 
 _PreAllGather.__signature__ = inspect.signature(_PreAllGather(None))  # type: ignore[attr-defined, arg-type]
