@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+import h200
+from h200 import H200
 from hypothesis import strategies as st
 
 from stoneware.kernels.config import Config, KernelConfig
@@ -36,23 +38,7 @@ def variant(device: DeviceFingerprint, **changes: Any) -> DeviceFingerprint:
 
 
 def run(id: str = "2026-11-21T043241Z-nvidia_h200", **changes: Any) -> Run:
-    values: dict[str, Any] = dict(
-        id=id,
-        device=H200,
-        driver="580.159.04",
-        cuda="13.0",
-        torch="2.11.0",
-        triton="3.6.0",
-        python="3.12.3",
-        sm_clock_mhz_before=1980,
-        sm_clock_mhz_after=0,
-        memory_clock_mhz_before=3201,
-        memory_clock_mhz_after=0,
-        date="2026-11-21T04:32:41+00:00",
-        commit="60d30ac",
-        command="python3 -m stoneware tune",
-    )
-    return Run(**{**values, **changes})
+    return h200.run(id, **changes)
 
 
 def sample(m: int = 16, kernel: str = "big", median_us: float = 10.0, **changes: Any) -> Sample:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import h200
+
 from stoneware.kernels import manifest as manifest_module
 from stoneware.kernels import sm90_kernels
 from stoneware.kernels.config import Config
@@ -129,22 +131,7 @@ def manifest_text(kernels: Iterable[Mapping[str, Any]] | None = None) -> str:
 
 
 def run(id: str = "run-1", device: DeviceFingerprint = H200, date: str = "2026-11-21") -> Run:
-    return Run(
-        id=id,
-        device=device,
-        driver="580.95",
-        cuda="13.0",
-        torch="2.11.0",
-        triton="3.6.0",
-        python="3.12.3",
-        sm_clock_mhz_before=1980,
-        sm_clock_mhz_after=1980,
-        memory_clock_mhz_before=3201,
-        memory_clock_mhz_after=3201,
-        date=date,
-        commit="0" * 40,
-        command="tune",
-    )
+    return h200.run(id, device, date)
 
 
 def key(*, m: int = 16, n: int = 4096, k: int = 4096, **family: str) -> Key:

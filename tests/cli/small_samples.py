@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from h200 import H200, run
+
 from stoneware.kernels import manifest as manifest_format
 from stoneware.kernels.config import Config, KernelConfig
 from stoneware.kernels.key import KernelKey, Key
@@ -94,25 +96,6 @@ def kernel_sample(rows: int, median_us: float, num_warps: int = 4) -> Sample:
         status="ok",
         kernel_sha256=SHA256,
         run="run-1",
-    )
-
-
-def run(id: str = "run-1", device: DeviceFingerprint = H200, date: str = "2026-11-21") -> Run:
-    return Run(
-        id=id,
-        device=device,
-        driver="580.95",
-        cuda="13.0",
-        torch="2.11.0",
-        triton="3.6.0",
-        python="3.12.3",
-        sm_clock_mhz_before=1980,
-        sm_clock_mhz_after=1965,
-        memory_clock_mhz_before=3201,
-        memory_clock_mhz_after=3201,
-        date=date,
-        commit="0" * 40,
-        command="tune",
     )
 
 

@@ -8,13 +8,15 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import h200
+from h200 import H200
+
 from stoneware.kernels.config import Config
 from stoneware.measuring.progress import Reporter
 from stoneware.measuring.settings import Settings
 from stoneware.runtime.device import Device, DeviceFingerprint
 from stoneware.sessions.session import Session
 from stoneware.specs.scaled_mm_problem import Problem
-from stoneware.tuning.samples import Run
 from stoneware.tuning.store import Store
 
 H200 = DeviceFingerprint(
@@ -39,25 +41,6 @@ def config(kernel: str) -> Config:
 
 def problems(*m_values: int) -> list[Problem]:
     return [Problem.dense(m=m, n=4096, k=4096) for m in m_values]
-
-
-def run_record(id: str, device: DeviceFingerprint = H200) -> Run:
-    return Run(
-        id=id,
-        device=device,
-        driver="580.95",
-        cuda="13.0",
-        torch="2.11.0",
-        triton="3.6.0",
-        python="3.12.3",
-        sm_clock_mhz_before=1980,
-        sm_clock_mhz_after=0,
-        memory_clock_mhz_before=3201,
-        memory_clock_mhz_after=0,
-        date="2026-11-21",
-        commit="0" * 40,
-        command="tune",
-    )
 
 
 @dataclasses.dataclass
@@ -99,7 +82,7 @@ class Bench:
         store: Store | None = None,
     ) -> Session:
         always = [DEFAULT, VENDOR] if has_default else []
-        record = run_record(run, self.device)
+        record = h200.run(run, self.device)
         may_hang = any(kernel.startswith("hang") for kernel in kernels)
         settings = settings or (QUICK if may_hang else PATIENT)
         return Session(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fake_gpu
+import h200
 import pytest
 import triton
 import triton.language as tl
@@ -45,22 +46,7 @@ def bench_by(times_ms: dict[int, float], calls: list[int] | None = None, spread:
 
 
 def run_of(number: int = 0) -> Run:
-    return Run(
-        id=f"run-{number}",
-        device=fake_gpu.FINGERPRINT,
-        driver="1",
-        cuda="13",
-        torch="2",
-        triton=triton.__version__,
-        python="3",
-        sm_clock_mhz_before=0,
-        sm_clock_mhz_after=0,
-        memory_clock_mhz_before=0,
-        memory_clock_mhz_after=0,
-        date=f"2026-11-21T00:00:{number:02d}",
-        commit="",
-        command="test",
-    )
+    return h200.run(f"run-{number}", fake_gpu.FINGERPRINT, f"2026-11-21T00:00:{number:02d}", triton=triton.__version__)
 
 
 @pytest.fixture
