@@ -326,6 +326,27 @@ def test_weights_gathered_in_fp8_give_the_same_y_with_any_dtype_of_parameters(on
     on_both(check_dtype, recipe, dtype)
 
 
+def check_inference_between(recipe: str) -> None:
+    """What was reduced or quantized in inference mode serves the next step, too."""
+    x, dy = (one.chunk(2)[distributed.get_rank()] for one in data())
+    found = []
+    for model in gathered_and_not(recipe):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        trained(model, x, dy, optimizer)
+        with torch.inference_mode():
+            y = model(x)
+        result = trained(model, x, dy)
+        assert torch.equal(result["y"], y)
+        found.append(result)
+    for name, value in found[1].items():
+        assert error(found[0][name], value) < 0.2, name
+
+
+@pytest.mark.parametrize("recipe", RECIPES[1:])
+def test_a_model_trains_after_a_pass_in_inference_mode(on_both, recipe):
+    on_both(check_inference_between, recipe)
+
+
 class LlamaRMSNorm(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
