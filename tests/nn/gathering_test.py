@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import operator
 import pickle
 
 import pytest
@@ -189,6 +190,24 @@ def test_copies_for_a_gather_are_not_taken_for_earlier_ones():
         with torch.no_grad():
             for weight in weights:
                 weight.mul_(2)
+
+
+def test_one_tensor_scale_serves_all_gathers_until_a_weight_changes(reductions):
+    """It goes along as metadata: another tensor for each gather would be freed on another stream than reads it."""
+    weights = weights_of("tensorwise")
+
+    def scales():
+        found = [weight.place.gathering.quantized(weight, None, torch.bfloat16)[1] for weight in weights]
+        weights[0].place.gathering.end_burst()
+        return found
+
+    gather(weights)
+    first = scales()
+    assert all(map(operator.is_, first, scales()))
+    with torch.no_grad():
+        weights[0].mul_(2)
+    assert not any(map(operator.is_, first, scales()))
+    gather(weights)
 
 
 def test_nothing_stays_in_memory_after_a_gather():
