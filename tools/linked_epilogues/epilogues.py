@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 
 from stoneware.epilogue import source
-from stoneware.ops import fused
+from stoneware.ops import fused_problem
 
 _M, _N = 24, 64
 """A size like any other: rows that are multiples of 16 bytes, more than one of them."""
@@ -69,8 +69,8 @@ def texts() -> dict[str, str]:
     """The text of each epilogue, for a bf16 result."""
     written = {}
     for name, (function, inputs) in EPILOGUES.items():
-        expression = fused.traced(function, (_M, _N), torch.bfloat16, inputs, torch.device("cpu"))
-        main = fused.main_output(expression, torch.bfloat16)
+        expression = fused_problem.traced(function, (_M, _N), torch.bfloat16, inputs, torch.device("cpu"))
+        main = fused_problem.main_output(expression, torch.bfloat16)
         written[name] = source.write(expression, main=main, has_pairs=[True] * len(inputs)).text
     return written
 

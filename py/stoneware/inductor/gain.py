@@ -9,8 +9,8 @@ import torch
 
 from stoneware.errors import UnsupportedError
 from stoneware.inductor.operators import plans_of
-from stoneware.ops.fused import problem_of
 from stoneware.ops.fused_lead import KERNEL_US, lead_us
+from stoneware.ops.fused_problem import problem_of
 from stoneware.runtime.device import cuda_device
 
 

@@ -11,7 +11,7 @@ import torch
 from stoneware.epilogue import linked, source
 from stoneware.errors import UnsupportedError
 from stoneware.kernels.sm90_kernels import BACKEND as SM90
-from stoneware.ops import fused, operation_of
+from stoneware.ops import fused_problem, operation_of
 from stoneware.runtime.device import Device
 from stoneware.runtime.dtypes import TORCH_DTYPES
 
@@ -32,7 +32,7 @@ class Link(NamedTuple):
         linked.cubin(*self)
 
 
-def function_of(name: str) -> fused.Epilogue:
+def function_of(name: str) -> fused_problem.Epilogue:
     """The function that "module:function" names.
 
     Raises:
@@ -58,7 +58,7 @@ def function_of(name: str) -> fused.Epilogue:
 
 def link_of(
     op: str,
-    function: fused.Epilogue,
+    function: fused_problem.Epilogue,
     inputs: Sequence[torch.Tensor],
     device: Device,
     *,
@@ -88,9 +88,9 @@ def link_of(
     if getattr(problem, "batch", 1) != 1:
         raise UnsupportedError(f"{problem} must be one matmul to be fused, and is a batch; leave batch out")
     if has_gradients:
-        function = fused.with_sums(function, TORCH_DTYPES[narrow["out_dtype"]])
-    expression = fused.traced(function, (problem.m, problem.n), dtype, inputs, torch.device("cpu"))
+        function = fused_problem.with_sums(function, TORCH_DTYPES[narrow["out_dtype"]])
+    expression = fused_problem.traced(function, (problem.m, problem.n), dtype, inputs, torch.device("cpu"))
     decision = operation.decide(problem, device, backend=SM90, lists_refusals=False, only_open=True)
-    main = fused.main_output(expression, TORCH_DTYPES[problem.out_dtype])
+    main = fused_problem.main_output(expression, TORCH_DTYPES[problem.out_dtype])
     text = source.write(expression, main=main, has_pairs=[True] * len(inputs)).text
     return Link(decision.config.kernel, text)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 
-from stoneware.epilogue import linked, source, trace
+from stoneware.epilogue import linked, source
 from stoneware.epilogue.expression import Expression
 from stoneware.epilogue.identity import check_function, frozen, identity
 from stoneware.errors import LinkError, TuningMissError, UnsupportedError, quoted
@@ -31,6 +31,15 @@ from stoneware.ops import native_call, tensor_checks
 from stoneware.ops.backend import Plan, torch_plan
 from stoneware.ops.fused_backward import Trained
 from stoneware.ops.fused_lead import KERNEL_US, lead_us
+from stoneware.ops.fused_problem import (
+    Epilogue,
+    main_output,
+    narrow_dtype,
+    place_of_out_dtype,
+    problem_of,
+    traced,
+    with_sums,
+)
 from stoneware.ops.plan_cache import OpPlans
 from stoneware.runtime import native
 from stoneware.runtime.device import Device
@@ -38,8 +47,6 @@ from stoneware.runtime.dtypes import TORCH_DTYPES
 from stoneware.tuning import policy
 
 _LOG = logging.getLogger("stoneware.epilogue")
-
-Epilogue = Callable[..., Any]
 
 _MOST_FUNCTIONS = 1024
 """Most functions of an op whose calls are kept."""
@@ -246,7 +253,7 @@ class _FusedCalls:
         """The calls that return the op's result too, behind the function's."""
         if self._sums_too is not None:
             return self._sums_too
-        function = with_sums(self.function, _narrow(tensors[0].dtype))
+        function = with_sums(self.function, narrow_dtype(tensors[0].dtype))
         self._sums_too = _FusedCalls(self.plans, function, tensors, inputs, self.objects)
         return self._sums_too
 
@@ -384,79 +391,6 @@ class _FusedCalls:
         return torch_plan(run, (results, list(range(num_tensors))))
 
 
-def problem_of(plans: OpPlans, tensors: Sequence[Any], objects: Sequence[Any]) -> Any | str:
-    """The problem of the open kernel of a fused call, whose result has 16 bits, or why the call cannot be fused.
-
-    Args:
-      plans: of the op.
-      tensors: of the op, without out.
-      objects: its other arguments, without backend and config.
-    """
-    biases = [tensor for name, tensor in zip(plans.spec.inputs, tensors) if name == "bias" and tensor is not None]
-    if any(bias.dtype == torch.float32 for bias in biases):
-        return "its bias is float32; pass it as an input, and add it in the function"
-    narrow = list(objects)
-    place = _place_of_out_dtype(plans.spec)
-    if narrow[place] == torch.float32:
-        narrow[place] = _narrow(tensors[0].dtype)
-    problems: list[Any] = []
-
-    def plan(problem: Any) -> Plan:
-        problems.append(problem)
-        return tensor_checks.run_nothing
-
-    if plans.checks.plan(plan, *tensors, None, *narrow) is not tensor_checks.run_nothing:
-        return "an operand is copied first"
-    if not problems:
-        return "the result is empty"
-    (problem,) = problems
-    return "it is a batch" if getattr(problem, "batch", 1) != 1 else problem
-
-
-def _narrow(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of 16 bits that a product of this dtype has."""
-    return dtype if dtype.itemsize == 2 else torch.bfloat16
-
-
-def traced(
-    function: Epilogue,
-    shape: Sequence[int],
-    out_dtype: torch.dtype,
-    inputs: Sequence[torch.Tensor],
-    device: torch.device,
-) -> Expression:
-    """What an epilogue computes: `trace.trace`, with float32 results in the call's out dtype."""
-    expression = trace.trace(function, shape, inputs, device)
-    outputs = tuple(
-        output._replace(dtype=out_dtype) if output.dtype == torch.float32 and output.kind != "row_max" else output
-        for output in expression.outputs
-    )
-    return expression._replace(outputs=outputs)
-
-
-def main_output(expression: Expression, out_dtype: torch.dtype) -> int | None:
-    """The output that the kernel itself stores; None if it stores none."""
-    return next(
-        (
-            position
-            for position, output in enumerate(expression.outputs)
-            if output.kind == "full" and output.dtype == out_dtype
-        ),
-        None,
-    )
-
-
-def with_sums(function: Epilogue, dtype: torch.dtype) -> Epilogue:
-    """The epilogue of a call that needs gradients: the sums in 16 bits are its last result."""
-
-    def both(acc: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        returned = function(acc, *inputs)
-        results = returned if isinstance(returned, (tuple, list)) else (returned,)
-        return (*results, acc.to(dtype))
-
-    return both
-
-
 def _unfused(
     plans: OpPlans,
     run: Callable[..., torch.Tensor],
@@ -488,15 +422,11 @@ def _with_float32(tensors: Sequence[Any], plans: OpPlans) -> list[Any]:
     return [tensor.float() if bias and tensor is not None else tensor for tensor, bias in zip(tensors, is_bias)]
 
 
-def _place_of_out_dtype(spec: Any) -> int:
-    return [name for name, _ in spec.arguments].index("out_dtype")
-
-
 def _wide(spec: Any, objects: Sequence[Any]) -> list[Any]:
     """The op's other arguments with a float32 result, which grouped_mm does not have."""
     wide = list(objects)
     if spec.name != "grouped_mm":
-        wide[_place_of_out_dtype(spec)] = torch.float32
+        wide[place_of_out_dtype(spec)] = torch.float32
         wide[-1] = None  # a config is of a kernel with 16 bits
     return wide
 
