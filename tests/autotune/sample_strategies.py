@@ -14,14 +14,6 @@ from stoneware.kernels.key import KernelKey, Key
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.tuning.samples import Run, Sample
 
-H200 = DeviceFingerprint(
-    name="NVIDIA H200",
-    compute_capability=(9, 0),
-    num_sms=132,
-    l2_bytes=62914560,
-    memory_clock_khz=3201000,
-    power_limit_w=700,
-)
 H100 = DeviceFingerprint(
     name="NVIDIA H100 80GB HBM3",
     compute_capability=(9, 0),

@@ -16,14 +16,6 @@ from stoneware.runtime.device import DeviceFingerprint
 from stoneware.tuning import samples as sample_format
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
 
-H200 = DeviceFingerprint(
-    name="NVIDIA H200",
-    compute_capability=(9, 0),
-    num_sms=132,
-    l2_bytes=62914560,
-    memory_clock_khz=3201000,
-    power_limit_w=700,
-)
 UNKNOWN_GPU = DeviceFingerprint(
     name="NVIDIA X1", compute_capability=(9, 0), num_sms=100, l2_bytes=50000000, memory_clock_khz=2000000
 )

@@ -19,14 +19,6 @@ from stoneware.sessions.session import Session
 from stoneware.specs.scaled_mm_problem import Problem
 from stoneware.tuning.store import Store
 
-H200 = DeviceFingerprint(
-    name="NVIDIA H200",
-    compute_capability=(9, 0),
-    num_sms=132,
-    l2_bytes=62914560,
-    memory_clock_khz=3201000,
-    power_limit_w=700,
-)
 H100 = dataclasses.replace(H200, name="NVIDIA H100", l2_bytes=52428800)
 VENDOR = Config(backend="vendor", kernel="ok_20.0")
 DEFAULT = Config(backend="sm90", kernel="ok_15.0")

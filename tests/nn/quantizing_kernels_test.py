@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import itertools
 
+import h200
 import pytest
 import torch
 
 from stoneware.quantizing import kernels, layout
-from stoneware.runtime.device import Device, DeviceFingerprint
+from stoneware.runtime.device import Device
 
-_H200 = Device(
-    fingerprint=DeviceFingerprint(
-        name="NVIDIA H200",
-        compute_capability=(9, 0),
-        num_sms=132,
-        l2_bytes=62914560,
-        memory_clock_khz=3201000,
-        power_limit_w=700,
-    )
-)
+_H200 = Device(fingerprint=h200.H200)
 
 _HAVE = {
     (scales, dtype, in_dtype)

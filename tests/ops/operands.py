@@ -5,20 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import h200
 import torch
 
-from stoneware.runtime.device import Device, DeviceFingerprint
+from stoneware.runtime.device import Device
 
-H200 = Device(
-    fingerprint=DeviceFingerprint(
-        name="NVIDIA H200",
-        compute_capability=(9, 0),
-        num_sms=132,
-        l2_bytes=62914560,
-        memory_clock_khz=3201000,
-        power_limit_w=700,
-    )
-)
+H200 = Device(fingerprint=h200.H200)
 
 OUT_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 BLOCK = 128
