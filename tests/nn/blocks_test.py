@@ -13,85 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from fused_models import HIDDEN, WIDTH, Attention, Block, LlamaMLP, LlamaRMSNorm, near, new_model, rows
 
 from stoneware import nn
 from stoneware.nn import handover
 from stoneware.quantizing import fused, kernels
 
-HIDDEN, WIDTH, HEADS = 128, 256, 4
-
-
-class LlamaRMSNorm(torch.nn.Module):
-    """Written like in models, rounded before the weight."""
-
-    def __init__(self, size: int, offset: float = 0.0) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.rand(size) + 0.5)
-        self.variance_epsilon = 1e-5
-        self.offset = offset
-
-    def forward(self, x):
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-        weight = self.weight + self.offset if self.offset else self.weight
-        return weight * wide.to(x.dtype)
-
-
-class LlamaMLP(torch.nn.Module):
-    def __init__(self, activation=torch.nn.functional.silu, bias: bool = False) -> None:
-        super().__init__()
-        self.gate_proj = torch.nn.Linear(HIDDEN, WIDTH, bias=bias)
-        self.up_proj = torch.nn.Linear(HIDDEN, WIDTH, bias=bias)
-        self.down_proj = torch.nn.Linear(WIDTH, HIDDEN, bias=bias)
-        self.activation = activation
-
-    def forward(self, x):
-        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
-
-
-class Attention(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            setattr(self, name, torch.nn.Linear(HIDDEN, HIDDEN, bias=False))
-        self.q_norm = LlamaRMSNorm(HIDDEN // HEADS)
-
-    def forward(self, x):
-        shape = (*x.shape[:-1], HEADS, HIDDEN // HEADS)
-        q = self.q_norm(self.q_proj(x).view(shape)).transpose(-3, -2)
-        k = self.k_proj(x).view(shape).transpose(-3, -2)
-        v = self.v_proj(x).view(shape).transpose(-3, -2)
-        y = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-        return self.o_proj(y.transpose(-3, -2).flatten(-2))
-
-
-class Block(torch.nn.Module):
-    def __init__(self, mlp: torch.nn.Module | None = None) -> None:
-        super().__init__()
-        self.input_layernorm, self.post_attention_layernorm = LlamaRMSNorm(HIDDEN), LlamaRMSNorm(HIDDEN)
-        self.self_attn, self.mlp = Attention(), mlp or LlamaMLP()
-
-    def forward(self, x):
-        x = x + self.self_attn(self.input_layernorm(x))
-        return x + self.mlp(self.post_attention_layernorm(x))
-
 
 @pytest.fixture
 def model():
     return new_model()
-
-
-def new_model():
-    torch.manual_seed(1)
-    return torch.nn.Sequential(Block(), Block()).bfloat16().eval().requires_grad_(False)
-
-
-def rows(*shape, dtype=torch.bfloat16):
-    return torch.randn(*shape).to(dtype)
-
-
-def near(found, wanted):
-    return (found - wanted).float().norm() <= 0.08 * wanted.float().norm()
 
 
 def test_convert_fuses_norms_and_feed_forwards_and_says_so(model):
@@ -197,13 +128,6 @@ def test_a_block_that_refuses_the_call_is_left(error):
     assert not done.blocks and len(done.swapped) == 3
 
 
-def test_a_norm_that_computes_something_else_is_left(model):
-    model[0].input_layernorm = LlamaRMSNorm(HIDDEN, offset=1.0).bfloat16()
-    done = nn.convert(model)
-    assert "0.input_layernorm" not in done.blocks and "1.input_layernorm" in done.blocks
-    assert "it computes add" in done.kept_blocks["0.input_layernorm"]
-
-
 def test_a_filter_that_refuses_one_layer_keeps_its_block(model):
     done = nn.convert(model, filter=lambda name, layer: not name.endswith("0.mlp.up_proj"))
     assert "0.mlp" not in done.blocks and "1.mlp" in done.blocks
@@ -299,47 +223,6 @@ def test_negated_views_train_as_what_they_mean(recipe, kind):
         results.append([operand.grad, *(one.grad for one in model.parameters())])
     assert gradient.is_neg()
     assert all(map(near, *results))  # of layers one by one, which round more often than as one node
-
-
-def test_a_norm_that_trains_runs_its_own_code_under_autocast_and_for_subclasses(monkeypatch):
-    norm = LlamaRMSNorm(HIDDEN).bfloat16()
-    assert nn.convert(torch.nn.Sequential(norm), "bf16").blocks == {"0": "RMSNorm"}
-    calls = []
-    fused = torch.nn.functional.rms_norm
-    monkeypatch.setattr(torch.nn.functional, "rms_norm", lambda *arguments: calls.append(1) or fused(*arguments))
-    x = rows(4, HIDDEN)
-    norm(x)
-    assert len(calls) == 1
-    with torch.autocast("cpu", torch.bfloat16):
-        norm(x)
-    norm(torch.nn.Parameter(x))
-    assert len(calls) == 1
-
-
-def test_a_norm_in_32_bits_is_one_operator_under_autocast(monkeypatch):
-    """Where weights and the sum of layers' results have 32 bits, and matmuls 16."""
-    norm = LlamaRMSNorm(HIDDEN)
-    plain, model = copy.deepcopy(norm), torch.nn.Sequential(norm)
-    nn.convert(model, "bf16")
-    calls, fused = [], torch.nn.functional.rms_norm
-    monkeypatch.setattr(torch.nn.functional, "rms_norm", lambda *arguments: calls.append(1) or fused(*arguments))
-    x = rows(4, HIDDEN, dtype=torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        found, wanted = norm(x), plain(x)
-        torch.testing.assert_close(found, wanted)
-        assert found.dtype == torch.float32 and len(calls) == 1
-        # Of 16 bits, it is the norm's own product with a weight of 32.
-        assert torch.equal(norm(x.bfloat16()), plain(x.bfloat16())) and len(calls) == 1
-
-
-def test_a_norm_that_depends_on_autocast_keeps_its_code():
-    class CastRMSNorm(LlamaRMSNorm):
-        def forward(self, x):
-            y = super().forward(x)
-            return y.bfloat16() if torch.is_autocast_enabled("cpu") else y
-
-    norm = CastRMSNorm(HIDDEN)
-    assert "depends on its mode" in nn.convert(torch.nn.Sequential(norm), "bf16").kept_blocks["0"]
 
 
 def without_handovers(model):
@@ -500,17 +383,6 @@ def test_fused_blocks_keep_signature_attributes_and_keywords(model):
     assert type(block.mlp).__name__ == "LlamaMLP"
 
 
-@pytest.mark.parametrize(("name", "value"), [("variance_epsilon", 1.0), ("offset", 1.0)], ids=["epsilon", "offset"])
-def test_a_norm_whose_attributes_change_computes_with_them(model, name, value):
-    plain = copy.deepcopy(model)
-    nn.convert(model)
-    for one in (model, plain):
-        setattr(one[0].input_layernorm, name, value)
-    x = rows(4, HIDDEN)
-    with torch.no_grad():
-        assert torch.equal(model[0].input_layernorm(x), plain[0].input_layernorm(x))
-
-
 def test_a_feed_forward_whose_activation_changes_computes_it(model):
     plain = copy.deepcopy(model)
     nn.convert(model)
@@ -519,43 +391,6 @@ def test_a_feed_forward_whose_activation_changes_computes_it(model):
     x = rows(4, HIDDEN)
     with torch.no_grad():
         assert near(model[0].mlp(x), plain[0].mlp(x))
-
-
-def test_another_dtype_than_the_weight_has_is_the_norms_own_code(model):
-    plain = copy.deepcopy(model)
-    nn.convert(model)
-    x = rows(4, HIDDEN, dtype=torch.float32)
-    with torch.no_grad():
-        assert torch.equal(model[0].input_layernorm(x), plain[0].input_layernorm(x))
-
-
-@pytest.mark.parametrize("later", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("first", [torch.float32, torch.bfloat16])
-def test_a_norm_is_one_operator_in_a_dtype_that_its_weight_has_later(monkeypatch, first, later):
-    """As FSDP2's mixed precision hands over weights of 32 bits in 16."""
-    norm = LlamaRMSNorm(HIDDEN).to(first)
-    plain, model = copy.deepcopy(norm), torch.nn.Sequential(norm)
-    nn.convert(model)
-    calls, own = [], torch.nn.functional.rms_norm
-    monkeypatch.setattr(torch.nn.functional, "rms_norm", lambda x, *others: calls.append(x) or own(x, *others))
-    x = rows(4, HIDDEN, dtype=later)
-    assert near(model.to(later)(x), plain.to(later)(x)) and len(calls) == 1
-
-
-def test_a_norm_that_computes_something_else_in_another_dtype_does_so():
-    class DoubledRMSNorm(LlamaRMSNorm):
-        def forward(self, x):
-            y = super().forward(x)
-            return y if self.weight.dtype == torch.float32 else y + y
-
-    norm = DoubledRMSNorm(HIDDEN)
-    plain, model, weight = copy.deepcopy(norm), torch.nn.Sequential(norm), norm.weight
-    assert nn.convert(model).blocks == {"0": "RMSNorm"}
-    assert norm._stoneware.dtypes == {torch.float32} and norm.weight is weight
-    for dtype in (torch.float32, torch.bfloat16):
-        x = rows(4, HIDDEN, dtype=dtype)
-        assert near(model.to(dtype)(x), plain.to(dtype)(x))
-    assert norm.weight.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("change", ["assign", "data", "parameter", "half", "quantize_"])
