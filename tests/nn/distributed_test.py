@@ -327,7 +327,7 @@ def test_weights_gathered_in_fp8_give_the_same_y_with_any_dtype_of_parameters(on
 
 
 def check_inference_between(recipe: str) -> None:
-    """What was reduced or quantized in inference mode serves the next step, too."""
+    """What was reduced or quantized in inference mode also serves the next step."""
     x, dy = (one.chunk(2)[distributed.get_rank()] for one in data())
     found = []
     for model in gathered_and_not(recipe):
