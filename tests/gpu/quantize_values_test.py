@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import sys
 
+import fitting_kernels
 import pytest
 import torch
 
 import stoneware as sw
 from stoneware.kernels import aot_kernels
+from stoneware.kernels.manifest import KernelRecord
 from stoneware.nn import fused_blocks
 from stoneware.nn.recipes import RECIPES
+from stoneware.ops import native_call
 from stoneware.quantizing import api as quantizing
 from stoneware.quantizing import fused, kernels, layout, reference
 from stoneware.runtime.dtypes import DTYPE_NAMES
@@ -59,6 +62,50 @@ def test_bits_are_those_of_the_reference(on, device, scales, transpose, shape, i
         poison(on)
         found = sw.quantize(x, scales, transpose=transpose, dtype=dtype, power_of_two=power_of_two)
         assert_same_bits(found, expected(x, scales, transpose, dtype, power_of_two))
+
+
+_CALLS = {
+    "amax_column": ((528, 512), "row", True),
+    "amax_matrix": ((528, 512), "tensor", False),
+    "column_scales": ((528, 512), "row", True),
+    "rows_16384": ((16, 4112), "row", False),
+    "rows_4096": ((3, 4096), "row", False),
+    "rows_columns_16384": ((528, 4112), "row", "both"),
+    "rows_columns_4096": ((528, 512), "row", "both"),
+    "rows_loop": ((5, 17008), "row", False),
+    "tiles_column_t": ((528, 512), "row", True),
+    "tiles_matrix": ((144, 272), "tensor", False),
+    "tiles_matrix_t": ((144, 272), "tensor", "both"),
+    "tiles_run": ((144, 272), "block", False),
+    "tiles_run_t": ((144, 272), "block", "both"),
+    "tiles_short_column_t": ((272, 400), "row", True),
+    "tiles_tile": ((144, 272), "block_2d", False),
+    "tiles_tile_t": ((144, 272), "block_2d", "both"),
+}
+"""Kernel -> shape, scales and transpose of a call that launches it."""
+
+
+def _variant(kernel: KernelRecord) -> str:
+    return kernel.id.removeprefix("quantize_").partition("_triton_")[0]
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [kernel for kernel in fitting_kernels.of(kernels.OP) if _variant(kernel) in _CALLS],
+    ids=fitting_kernels.kernel_id,
+)
+def test_kernel_gives_the_bits_of_the_reference(on, kernel, monkeypatch):
+    (m, k), scales, transpose = _CALLS[_variant(kernel)]
+    dtypes = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+    x = (torch.randn(m, k, device=on) * torch.rand(m, 1, device=on)).to(dtypes[kernel.config["a"]])
+    dtype, loaded, load = dtypes[kernel.config["out"]], [], aot_kernels.load
+    monkeypatch.setattr(aot_kernels, "load", lambda id, count: loaded.append(id) or load(id, count))
+    plan, outputs = quantizing.make_plan([x], [quantizing.Quantization(scales, transpose, dtype, False)])
+    assert kernel.id in loaded
+    poison(on)
+    results, wanted = [native_call.empty(output, on) for output in outputs], expected(x, scales, transpose, dtype)
+    plan(x, *results)
+    assert_same_bits(results[: len(wanted)], wanted)
 
 
 @pytest.mark.parametrize("transpose", [False, True, "both"])

@@ -19,7 +19,7 @@ from stoneware.runtime import device
 
 _PATH = pathlib.Path("py/stoneware/quantizing/triton_kernel.py")
 
-_UNITS = {"matrix": 0, "column": 1, "run": 2, "tile": 3}
+_UNITS = {"matrix": 0, "column": 1, "run": 2, "tile": 3, "short_column": 4}
 
 
 @pytest.fixture(scope="module")
@@ -89,13 +89,14 @@ def launch(functions, kernel_id, grid, arguments):
         functions.rms_norm_rows[grid](*arguments, **largest, BLOCK=int(which.removeprefix("norm_")))
     else:
         unit = which.removesuffix("_t")
+        rows, columns = kernels._TILES[unit]
         functions.quantize_tiles[grid](
             *arguments,
             **largest,
             UNIT=_UNITS[unit],
             TRANSPOSES=int(which.endswith("_t")),
-            ROWS=kernels._TILE_ROWS[unit],
-            TILE=128,
+            ROWS=rows,
+            TILE=columns,
             PARTIALS=kernels.PARTIALS.get(unit, 32),
         )
 
@@ -170,19 +171,31 @@ def assert_same_bits(found, wanted):
 transposes = pytest.mark.parametrize("transpose", [False, True, "both"])
 
 
+@pytest.fixture
+def by_partial_results(monkeypatch, request):
+    """Quantizes short columns as long ones, with partial results, if the test's parameter says so."""
+    if request.param:
+        monkeypatch.setattr(kernels, "has_short_columns", lambda scales, rows, k: False)
+
+
+of_short_and_long_columns = pytest.mark.parametrize("by_partial_results", [False, True], indirect=True)
+
+
+@of_short_and_long_columns
 @transposes
 @pytest.mark.parametrize("scales", layout.SCALES)
 @pytest.mark.parametrize("shape", [(16, 48), (144, 272)])
 @pytest.mark.parametrize("power_of_two", [False, True])
-def test_bits_are_those_of_the_reference(quantized, scales, transpose, shape, power_of_two):
+def test_bits_are_those_of_the_reference(quantized, by_partial_results, scales, transpose, shape, power_of_two):
     x = (torch.randn(shape) * torch.rand(shape[0], 1) * 100).bfloat16()
     found = quantized(x, scales, transpose, power_of_two=power_of_two)
     assert_same_bits(found, expected(x, scales, transpose, power_of_two=power_of_two))
 
 
+@of_short_and_long_columns
 @transposes
 @pytest.mark.parametrize("scales", layout.SCALES)
-def test_zeros_infinities_and_nans(quantized, scales, transpose):
+def test_zeros_infinities_and_nans(quantized, by_partial_results, scales, transpose):
     x = torch.randn(144, 272).bfloat16()
     x[3], x[:, 5] = 0, 0
     x[20, 7], x[130, 250], x[140, 100] = float("nan"), float("inf"), -float("inf")
@@ -190,8 +203,9 @@ def test_zeros_infinities_and_nans(quantized, scales, transpose):
     assert_same_bits(quantized(x, scales, transpose), expected(x, scales, transpose))
 
 
+@of_short_and_long_columns
 @transposes
-def test_the_wide_dtype_and_views_of_rows(quantized, transpose):
+def test_the_wide_dtype_and_views_of_rows(quantized, by_partial_results, transpose):
     x = torch.randn(48, 96).half()[:, 16:80]
     wide = torch.float8_e5m2
     assert_same_bits(quantized(x, "tensor", transpose, wide), expected(x, "tensor", transpose, wide))
@@ -272,10 +286,11 @@ def test_partial_results_of_another_call_are_taken(quantized):
     assert_same_bits(transposed, expected(x, "tensor", True))
 
 
+@of_short_and_long_columns
 @pytest.mark.parametrize("shape", [(144, 272), (19, 272), (1040, 272)])
 @pytest.mark.parametrize("is_long", [False, True])
-def test_scales_of_columns_are_given_and_taken(quantized, monkeypatch, shape, is_long):
-    """Those of another call, which may have any number of rows."""
+def test_scales_of_columns_are_given_and_taken(quantized, by_partial_results, monkeypatch, shape, is_long):
+    """Those of another call, which may have any number of rows; columns that fit a tile have theirs from this one."""
     if is_long:
         monkeypatch.setattr(kernels, "ROW_BLOCKS", ())
     (m, k), x = shape, torch.randn(shape).bfloat16() * torch.rand(shape[1])
@@ -284,11 +299,12 @@ def test_scales_of_columns_are_given_and_taken(quantized, monkeypatch, shape, is
     given = [torch.full((m, k), 3.0).to(torch.float8_e4m3fn), torch.full((m, 1), -5.0), torch.full((k, 1), -5.0)]
     plan_of(([x], "row", False, "e4m3", True, True))(x, *given, partial)
     values, scale = reference.quantize(x.t(), "row", torch.float8_e4m3fn, True)
-    assert_same_bits(given, [*expected(x, "row", False, power_of_two=True), scale])
+    is_given = not kernels.has_short_columns("row", [m], k)
+    assert_same_bits(given, [*expected(x, "row", False, power_of_two=True), scale if is_given else given[2]])
     if m % kernels.MULTIPLE == 0:
         transposed = torch.full((k, m), 3.0).to(torch.float8_e4m3fn)
         plan_of(([x], "row", True, "e4m3", True, True))(x, transposed, given[2])
-        assert_same_bits([transposed], [values])
+        assert_same_bits([transposed, given[2]], [values, scale])
 
 
 @pytest.mark.parametrize("m", [1, 7, 100, 1000, 8192, 100_000])
@@ -325,8 +341,11 @@ def test_matrices_are_quantized_as_one(quantized):
     assert_same_bits([transposed], [values])
 
 
+@of_short_and_long_columns
 @pytest.mark.parametrize("scales", ["row", "tensor"])
-def test_matrices_of_several_sizes_are_quantized_in_the_same_launches(quantized, monkeypatch, scales):
+def test_matrices_of_several_sizes_are_quantized_in_the_same_launches(
+    quantized, by_partial_results, monkeypatch, scales
+):
     launched = []
     plan = aot_kernels.plan
     monkeypatch.setattr(aot_kernels, "plan", lambda on, num, steps: launched.append(len(steps)) or plan(on, num, steps))
@@ -346,8 +365,10 @@ def test_matrices_of_several_sizes_are_quantized_in_the_same_launches(quantized,
         wanted += expected(x, scales, transpose, power_of_two=True)
     plan_of(*tasks)(*tensors)
     assert_same_bits(found, wanted)
-    # Rows: those of columns and of rows alone, two of column scales, and of tiles. The matrix: four take two launches.
-    assert launched == [{"row": 5, "tensor": 4}[scales]]
+    # Rows: those of columns and of rows alone, two of column scales unless these are short, and of tiles. The matrix:
+    # four take two launches.
+    is_short = kernels.has_short_columns(scales, [48], 272)
+    assert launched == [{"row": 3 if is_short else 5, "tensor": 4}[scales]]
 
 
 def gradients(z, dh):

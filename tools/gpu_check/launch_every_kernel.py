@@ -89,7 +89,7 @@ class Launch:
         )
 
 
-_QUANTIZED_SHAPES = ((144, 272), (16, 4112), (16, 16400))
+_QUANTIZED_SHAPES = ((144, 272), (16, 4112), (528, 16400))
 """For sw.quantize: tiles that are cut off, and rows for each kernel of rows; k for the layers that quantize."""
 
 

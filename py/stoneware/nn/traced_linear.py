@@ -24,6 +24,7 @@ from stoneware.nn.recipes import BF16, RECIPES, Cast
 from stoneware.nn.steps import rows_of
 from stoneware.ops import registration
 from stoneware.ops.matmul.api import matmul
+from stoneware.quantizing import kernels
 from stoneware.quantizing.api import Quantization, quantize
 from stoneware.tuning import policy
 
@@ -47,7 +48,7 @@ def forward(
     cast, of_dw = RECIPES[recipe].forward[0], RECIPES[recipe].grad_weight
     is_both = needs_weight and of_dw is not None and of_dw[1] == cast
     x8, scale_x, *of_x = _quantized(x, cast, transpose="both" if is_both else False)
-    y, *of_weight = _linear(weight, x8, scale_x, bias, recipe, needs_x and trained_steps.shares(recipe))
+    y, *of_weight = _linear(weight, x8, scale_x, bias, recipe, needs_x and _shares(recipe, *weight.shape))
     return [y.reshape(*x.shape[:-1], weight.shape[0]), *of_x, *of_weight]
 
 
@@ -88,6 +89,12 @@ def backward(
 
 def _quantized(x: torch.Tensor, cast: Cast, *, transpose: bool | str) -> tuple[torch.Tensor, ...]:
     return quantize(rows_of(x), cast.scales, transpose=transpose, dtype=cast.dtype, power_of_two=cast.power_of_two)
+
+
+def _shares(recipe: str, n: int, k: int) -> bool:
+    """Whether backward takes a reduction of the weight [n, k] from forward."""
+    scales = RECIPES[recipe].forward[1].scales
+    return trained_steps.shares(recipe) and not kernels.has_short_columns(scales, [n], k)
 
 
 def _weight_quantization(recipe: str) -> Quantization:

@@ -295,10 +295,11 @@ def quantize_tiles(
     MAX: tl.constexpr, UNIT: tl.constexpr, TRANSPOSES: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, PARTIALS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of ROWS x TILE. UNIT: 0 the matrix, 1 a column, 2 a run of TILE, 3 a tile, for which ROWS is TILE.
+    """A tile of ROWS x TILE. UNIT: 0 the matrix, 1 a column, 2 a run of TILE, 3 a tile, for which ROWS is TILE,
+    4 a column of at most ROWS elements.
 
     scales: [1], none, [m, ceil(k / TILE)] column-major, or [ceil(m / TILE), ceil(k / TILE)]; scales_t,
-    those of the transpose: [1], [k] (column_scales wrote them), [k, ceil(m / TILE)] column-major, or the
+    those of the transpose: [1], [k] (for 1, column_scales wrote them), [k, ceil(m / TILE)] column-major, or the
     transpose of scales. xt8 has the leading dimension ldt, and x is its part from column `first` on.
     """
     which, program = _matrix(blocks_0, blocks_1)
@@ -337,6 +338,10 @@ def quantize_tiles(
     elif UNIT == 1:
         inverse = tl.div_rn(1.0, tl.load(scales_t + columns, mask=columns < k, other=1.0))
         other = values * inverse[None, :]
+    elif UNIT == 4:
+        scale, inverse = _scale(tl.max(bits, axis=0), MAX, power_of_two)
+        tl.store(scales_t + columns, scale, mask=columns < k)
+        other = values * inverse[None, :]
     elif UNIT == 2:
         scale, inverse = _scale(tl.max(bits, axis=1), MAX, power_of_two)
         if writes != 0:
@@ -355,7 +360,7 @@ def quantize_tiles(
         plain = values * inverse
         other = plain
     dtype = x8.dtype.element_ty
-    if UNIT != 1:  # noqa: SIM102  a constant: a column has no `plain`
+    if UNIT != 1 and UNIT != 4:  # noqa: SIM102  constants: a column has no `plain`
         if writes != 0:
             tl.store(x8 + rows.to(tl.int64)[:, None] * k + columns[None, :], plain.to(dtype), mask=mask)
     if TRANSPOSES:
