@@ -73,12 +73,12 @@ _CALLS = {
     "rows_columns_16384": ((528, 4112), "row", "both"),
     "rows_columns_4096": ((528, 512), "row", "both"),
     "rows_loop": ((5, 17008), "row", False),
+    "short_columns_t": ((272, 400), "row", "both"),
     "tiles_column_t": ((528, 512), "row", True),
     "tiles_matrix": ((144, 272), "tensor", False),
     "tiles_matrix_t": ((144, 272), "tensor", "both"),
     "tiles_run": ((144, 272), "block", False),
     "tiles_run_t": ((144, 272), "block", "both"),
-    "tiles_short_column_t": ((272, 400), "row", True),
     "tiles_tile": ((144, 272), "block_2d", False),
     "tiles_tile_t": ((144, 272), "block_2d", "both"),
 }

@@ -19,7 +19,7 @@ from stoneware.runtime import device
 
 _PATH = pathlib.Path("py/stoneware/quantizing/triton_kernel.py")
 
-_UNITS = {"matrix": 0, "column": 1, "run": 2, "tile": 3, "short_column": 4}
+_UNITS = {"matrix": 0, "column": 1, "run": 2, "tile": 3}
 
 
 @pytest.fixture(scope="module")
@@ -87,16 +87,18 @@ def launch(functions, kernel_id, grid, arguments):
         functions.silu_mul_rows[grid](*arguments, **largest, BLOCK=block, ONE=int(size != "loop"))
     elif kind == "rms":
         functions.rms_norm_rows[grid](*arguments, **largest, BLOCK=int(which.removeprefix("norm_")))
+    elif kind == "short":
+        rows, columns, block = kernels._SHORT_COLUMNS
+        functions.quantize_short_columns[grid](*arguments, **largest, ROWS=rows, TILE=columns, BLOCK=block)
     else:
         unit = which.removesuffix("_t")
-        rows, columns = kernels._TILES[unit]
         functions.quantize_tiles[grid](
             *arguments,
             **largest,
             UNIT=_UNITS[unit],
             TRANSPOSES=int(which.endswith("_t")),
-            ROWS=rows,
-            TILE=columns,
+            ROWS=kernels._TILE_ROWS[unit],
+            TILE=128,
             PARTIALS=kernels.PARTIALS.get(unit, 32),
         )
 
@@ -365,10 +367,10 @@ def test_matrices_of_several_sizes_are_quantized_in_the_same_launches(
         wanted += expected(x, scales, transpose, power_of_two=True)
     plan_of(*tasks)(*tensors)
     assert_same_bits(found, wanted)
-    # Rows: those of columns and of rows alone, two of column scales unless these are short, and of tiles. The matrix:
-    # four take two launches.
+    # Rows: those of columns and of rows alone, two of column scales, and of tiles; or of short columns and of rows
+    # alone. The matrix: four take two launches.
     is_short = kernels.has_short_columns(scales, [48], 272)
-    assert launched == [{"row": 3 if is_short else 5, "tensor": 4}[scales]]
+    assert launched == [{"row": 2 if is_short else 5, "tensor": 4}[scales]]
 
 
 def gradients(z, dh):

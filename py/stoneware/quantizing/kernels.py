@@ -37,14 +37,11 @@ as in BUILD.bazel, and the most programs, each with a partial result of every co
 _COLUMN_SCALES = (64, 32)
 """(partial results, columns) that a program of column_scales reads at a time; as in BUILD.bazel."""
 
-_TILES = {
-    "matrix": (64, 128),
-    "column": (64, 128),
-    "run": (BLOCK, BLOCK),
-    "tile": (BLOCK, BLOCK),
-    "short_column": (512, 32),
-}
-"""(rows, columns) of a tile of quantize_tiles, by its unit; as in BUILD.bazel."""
+_TILE_ROWS = {"matrix": 64, "column": 64, "run": BLOCK, "tile": BLOCK}
+"""Rows of a tile of quantize_tiles, by its unit; as in BUILD.bazel."""
+
+_SHORT_COLUMNS = (512, 32, 4096)
+"""(rows, columns) of a tile of quantize_short_columns, and elements of a row; as in BUILD.bazel."""
 
 _AMAX_TILE = (8, 512)
 """(rows, columns) that a program of reduce_amax reads at a time; as in BUILD.bazel."""
@@ -72,9 +69,6 @@ _ONE_MATRIX = frozenset({"rows_loop", *(f"rows_{block}" for block in ROW_BLOCKS)
 
 _UNITS = {"tensor": "matrix", "row": "column", "block": "run", "block_2d": "tile"}
 """scales -> the unit that shares a scale, in the kernels' names; a row of the transpose is a column of x."""
-
-_MOST_SHORT_COLUMNS = 4096
-"""Above, tiles of short columns take longer than finding their largest elements first."""
 
 
 def why_not(x: torch.Tensor, scales: str, dtype: str, transposes: bool, device: Device) -> str | None:
@@ -114,7 +108,7 @@ class Task(NamedTuple):
       scales, transpose, dtype, power_of_two: see `sw.quantize`.
       shares: whether two tasks share a reduction of the same x: the partial results of the matrix, or the scales
         of columns. The first, without the transpose, writes them; scales of columns are its third output. The
-        second, with the transpose, reads them. If it `has_short_columns`, the second writes their scales.
+        second, with the transpose, reads them. If it `has_short_columns`, the second finds and writes the scales.
       is_amax_given: whether the bits of the matrix's largest |x| are the only partial result, and are read.
       tensors: positions among the plan's tensors: of the parts, the outputs of `sw.quantize`, and the partial results
         if `has_partial` or `is_amax_given`.
@@ -201,10 +195,10 @@ def _launches(task: Task) -> list[_Launch]:
     sources = [next(addresses) for _ in parts]
     x8, scale = (next(addresses), next(addresses)) if plain else (None, None)
     xt8 = next(addresses) if transposed else None
-    with_columns = scales == "row" and has_partial(scales, transpose, shares)
     is_short = has_short_columns(scales, [len(part) for part in parts], k)
-    unit = "short_column" if is_short else _UNITS[scales]
-    scale_t = next(addresses) if transposed or (writes and scales == "row") else None
+    unit = _UNITS[scales]
+    finds_columns = unit == "column" and has_partial(scales, transpose, shares) and not is_short
+    scale_t = next(addresses) if transposed or (writes and unit == "column") else None
     num_partials = int(is_amax_given)
     partial = next(addresses, None)
     launches: list[_Launch] = []
@@ -213,35 +207,41 @@ def _launches(task: Task) -> list[_Launch]:
         options = (int(power_of_two),) if is_scaled else ()
         launches.append(_Launch(stage, variant, _name(parts[0]), out, options, arguments))
 
+    if is_short and transposed:
+        num_tiles, num_rows = -(-k // _SHORT_COLUMNS[1]), m if plain else 0
+        # For what is not written, another of its type.
+        outputs = [x8 or xt8, scale or scale_t, xt8, scale_t]
+        add(0, "short_columns_t", [sources[0], *outputs, m, k, _ldx(parts[0]), num_tiles + num_rows])
+        return launches
     block = next((block for block in ROW_BLOCKS if k <= block), None)
     first = 0
     for source, part in zip(sources, parts):
         rows, ldx = part.shape[0], _ldx(part)
-        if with_columns and plain and block is not None:
+        if unit == "column" and plain and finds_columns and block is not None:
             num_blocks, rows_per_block = _row_blocks(rows, block)
             arguments = [source, partial, x8, scale, rows, k, ldx, rows_per_block, first, num_partials, num_blocks]
             add(0, f"rows_columns_{block}", arguments)
             num_partials += num_blocks
-        elif scales == "row" and plain:
+        elif unit == "column" and plain:
             add(0, f"rows_{block or 'loop'}", [source, scale, x8, scale, rows, k, ldx, rows])
         first += rows
-    if (unit == "matrix" or (unit == "column" and with_columns)) and not num_partials:
+    if (finds_columns or unit == "matrix") and not num_partials:
         (row_blocks, column_blocks), rows_per_block = amax_blocks(m, k, unit)
         num_partials = row_blocks * (column_blocks if unit == "matrix" else 1)
         if not reads:
             arguments = [sources[0], partial, m, k, _ldx(parts[0]), rows_per_block, column_blocks]
             add(0, f"amax_{unit}", [*arguments, row_blocks * column_blocks], "e4m3", is_scaled=False)
-    if unit == "column" and with_columns:
+    if finds_columns:
         add(1, "column_scales", _of_column_scales(partial, scale_t, k, num_partials))
-    if transposed or scales != "row":
-        first, (tile_rows, tile_columns) = 0, _TILES[unit]
+    if transposed or unit != "column":
+        first = 0
         for source, part in zip(sources, parts):
             rows = part.shape[0]
             # For what is absent, or not read, another of its type.
             arguments = [
-                source, partial if scales == "tensor" else scale_t or scale, x8 or xt8, scale or scale_t, xt8 or x8,
+                source, partial if unit == "matrix" else scale_t or scale, x8 or xt8, scale or scale_t, xt8 or x8,
                 scale_t or scale, rows, k, _ldx(part), m, first, num_partials, int(plain),
-                -(-rows // tile_rows) * -(-k // tile_columns),
+                -(-rows // _TILE_ROWS[unit]) * -(-k // BLOCK),
             ]  # fmt: skip
             add(2, f"tiles_{unit}_t" if transposed else f"tiles_{unit}", arguments)
             first += rows
@@ -273,14 +273,14 @@ def has_partial(scales: str, transpose: bool | str, shares: bool) -> bool:
 
 
 def has_short_columns(scales: str, rows: Sequence[int], k: int) -> bool:
-    """Whether a program that writes a tile of the transpose of x [m, k] finds the scales of its columns itself.
+    """Whether the kernel that writes the transpose of x [m, k] finds the scales of its columns itself.
 
     Args:
       rows: of each part of x.
     """
     if scales != "row" or len(rows) != 1 or rows[0] % MULTIPLE:  # without a kernel the scales would be missing
         return False
-    return rows[0] <= _TILES["short_column"][0] and k <= _MOST_SHORT_COLUMNS
+    return rows[0] <= _SHORT_COLUMNS[0] and k <= _SHORT_COLUMNS[2]
 
 
 def rows_plan(name: str, x: torch.Tensor, k: int, num_tensors: int, options: Sequence[int], device: Device) -> Any:

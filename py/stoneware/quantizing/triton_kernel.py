@@ -17,6 +17,9 @@ transpose), the whole matrix, 1 x 128 elements along a row, 128 x 1 along a colu
     column_scales    grid: blocks of columns; the scales of columns from partial results
     quantize_tiles   grid: tiles of rows times tiles of 128 columns; a tile is read once and written in
                      both orientations. Units that are larger than a tile take the results of those before
+    quantize_short_columns
+                     grid: tiles of 32 columns, and rows; both orientations of a matrix with few rows, without
+                     partial results
 
 Those of a gated feed-forward h = silu(gate) * up that trains, in tiles of rows and of columns:
 
@@ -30,8 +33,8 @@ And of operands that are in fp8 already:
 
     transpose_tiles  grid: tiles of rows times tiles of columns; the transpose, as columns of a wider matrix
 
-A launch of reduce_amax, quantize_rows_columns, column_scales, quantize_tiles or transpose_tiles does the work of up to
-three matrices: its parameters come in threes, one after the other, and `blocks` is how many programs each matrix has.
+A launch of the kernels from reduce_amax to quantize_short_columns, and of transpose_tiles, does the work of up to three
+matrices: its parameters come in threes, one after the other, and `blocks` is how many programs each matrix has.
 
 Each is bound by memory; what makes them fast is that x is read once where its units allow it, and that a loop
 loads what comes next while it works.
@@ -295,11 +298,10 @@ def quantize_tiles(
     MAX: tl.constexpr, UNIT: tl.constexpr, TRANSPOSES: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, PARTIALS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of ROWS x TILE. UNIT: 0 the matrix, 1 a column, 2 a run of TILE, 3 a tile, for which ROWS is TILE,
-    4 a column of at most ROWS elements.
+    """A tile of ROWS x TILE. UNIT: 0 the matrix, 1 a column, 2 a run of TILE, 3 a tile, for which ROWS is TILE.
 
     scales: [1], none, [m, ceil(k / TILE)] column-major, or [ceil(m / TILE), ceil(k / TILE)]; scales_t,
-    those of the transpose: [1], [k] (for 1, column_scales wrote them), [k, ceil(m / TILE)] column-major, or the
+    those of the transpose: [1], [k] (column_scales wrote them), [k, ceil(m / TILE)] column-major, or the
     transpose of scales. xt8 has the leading dimension ldt, and x is its part from column `first` on.
     """
     which, program = _matrix(blocks_0, blocks_1)
@@ -338,10 +340,6 @@ def quantize_tiles(
     elif UNIT == 1:
         inverse = tl.div_rn(1.0, tl.load(scales_t + columns, mask=columns < k, other=1.0))
         other = values * inverse[None, :]
-    elif UNIT == 4:
-        scale, inverse = _scale(tl.max(bits, axis=0), MAX, power_of_two)
-        tl.store(scales_t + columns, scale, mask=columns < k)
-        other = values * inverse[None, :]
     elif UNIT == 2:
         scale, inverse = _scale(tl.max(bits, axis=1), MAX, power_of_two)
         if writes != 0:
@@ -360,12 +358,59 @@ def quantize_tiles(
         plain = values * inverse
         other = plain
     dtype = x8.dtype.element_ty
-    if UNIT != 1 and UNIT != 4:  # noqa: SIM102  constants: a column has no `plain`
+    if UNIT != 1:  # noqa: SIM102  a constant: a column has no `plain`
         if writes != 0:
             tl.store(x8 + rows.to(tl.int64)[:, None] * k + columns[None, :], plain.to(dtype), mask=mask)
     if TRANSPOSES:
         at = xt8 + first + columns.to(tl.int64)[:, None] * ldt + rows[None, :]
         tl.store(at, tl.trans(other.to(dtype)), mask=(columns < k)[:, None] & (rows < m)[None, :])
+
+
+@triton.jit
+def _quantize_row(x, x8, scale_of_row, k, power_of_two, MAX: tl.constexpr, BLOCK: tl.constexpr):
+    columns = tl.arange(0, BLOCK)
+    values = tl.load(x + columns, mask=columns < k, other=0.0)
+    scale, inverse = _scale(tl.max(_bits(values), axis=0), MAX, power_of_two)
+    tl.store(x8 + columns, (values.to(tl.float32) * inverse).to(x8.dtype.element_ty), mask=columns < k)
+    tl.store(scale_of_row, scale)
+
+
+@triton.jit
+def _quantize_columns(
+    x, xt8, scales_t, tile, m, k, ldx, power_of_two, MAX: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr
+):
+    rows, columns = tl.arange(0, ROWS), tile * TILE + tl.arange(0, TILE)
+    values = _load_tile(x, rows, columns, ldx, (rows < m)[:, None] & (columns < k)[None, :])
+    scale, inverse = _scale(tl.max(_bits(values), axis=0), MAX, power_of_two)
+    tl.store(scales_t + columns, scale, mask=columns < k)
+    values8 = (values.to(tl.float32) * inverse[None, :]).to(xt8.dtype.element_ty)
+    at = columns.to(tl.int64)[:, None] * m + rows[None, :]
+    tl.store(xt8 + at, tl.trans(values8), mask=(columns < k)[:, None] & (rows < m)[None, :])
+
+
+@triton.jit
+def quantize_short_columns(
+    x_0, x_1, x_2, x8_0, x8_1, x8_2, scales_0, scales_1, scales_2, xt8_0, xt8_1, xt8_2,
+    scales_t_0, scales_t_1, scales_t_2, m_0, m_1, m_2, k_0, k_1, k_2, ldx_0, ldx_1, ldx_2, blocks_0, blocks_1, blocks_2,
+    power_of_two,
+    MAX: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """TILE columns of at most ROWS elements, as rows of the transpose; or, if there are programs for it, a row of x,
+    which fits BLOCK."""
+    which, program = _matrix(blocks_0, blocks_1)
+    x = _of(which, x_0, x_1, x_2)
+    m = _of(which, m_0, m_1, m_2)
+    k = _of(which, k_0, k_1, k_2)
+    ldx = _of(which, ldx_0, ldx_1, ldx_2)
+    row = program - tl.cdiv(k, TILE)
+    if row < 0:
+        xt8, scales_t = _of(which, xt8_0, xt8_1, xt8_2), _of(which, scales_t_0, scales_t_1, scales_t_2)
+        _quantize_columns(x, xt8, scales_t, program, m, k, ldx, power_of_two, MAX, ROWS, TILE)
+    else:
+        _quantize_row(
+            x + row.to(tl.int64) * ldx, _of(which, x8_0, x8_1, x8_2) + row.to(tl.int64) * k,
+            _of(which, scales_0, scales_1, scales_2) + row, k, power_of_two, MAX, BLOCK,
+        )  # fmt: skip
 
 
 @triton.jit
