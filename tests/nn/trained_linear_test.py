@@ -60,7 +60,7 @@ def test_the_same_call_follows_what_requires_a_gradient_now(kind):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("m", [32, 15])
+@pytest.mark.parametrize("m", [32, 15, 528])
 def test_a_gathered_weight_gives_the_gradients_of_its_operands_one_by_one(recipe, m):
     cast = RECIPES[recipe].forward[1]
     weight = torch.randn(N, K).bfloat16()
@@ -68,7 +68,8 @@ def test_a_gathered_weight_gives_the_gradients_of_its_operands_one_by_one(recipe
     gathered = GatheredWeight(*quantized, weight.dtype).requires_grad_()
     x, dy = torch.randn(m, K).bfloat16().requires_grad_(), torch.randn(m, N).bfloat16()
     y = trained_linear.call(x, gathered, None, None, recipe)
-    assert len(y.grad_fn.saved_tensors) == 2 + (recipe in ("tensorwise", "rowwise"))  # the reduction of x
+    # The reduction of x; 32 rows are short columns, whose scales backward finds itself.
+    assert len(y.grad_fn.saved_tensors) == 2 + (recipe == "tensorwise" or (recipe == "rowwise" and m != 32))
     found = y, *torch.autograd.grad(y, [x, gathered], dy)
     plain = weight.clone().requires_grad_()
     y = trained_linear.call(x, plain, None, None, recipe)

@@ -24,7 +24,6 @@ from stoneware.nn.recipes import BF16, RECIPES, Cast
 from stoneware.nn.steps import rows_of
 from stoneware.ops import registration
 from stoneware.ops.matmul.api import matmul
-from stoneware.quantizing import kernels
 from stoneware.quantizing.api import Quantization, quantize
 from stoneware.tuning import policy
 
@@ -48,7 +47,7 @@ def forward(
     cast, of_dw = RECIPES[recipe].forward[0], RECIPES[recipe].grad_weight
     is_both = needs_weight and of_dw is not None and of_dw[1] == cast
     x8, scale_x, *of_x = _quantized(x, cast, transpose="both" if is_both else False)
-    y, *of_weight = _linear(weight, x8, scale_x, bias, recipe, needs_x and _shares(recipe, *weight.shape))
+    y, *of_weight = _linear(weight, x8, scale_x, bias, recipe, needs_x and trained_steps.shares(recipe, weight))
     return [y.reshape(*x.shape[:-1], weight.shape[0]), *of_x, *of_weight]
 
 
@@ -91,12 +90,6 @@ def _quantized(x: torch.Tensor, cast: Cast, *, transpose: bool | str) -> tuple[t
     return quantize(rows_of(x), cast.scales, transpose=transpose, dtype=cast.dtype, power_of_two=cast.power_of_two)
 
 
-def _shares(recipe: str, n: int, k: int) -> bool:
-    """Whether backward takes a reduction of the weight [n, k] from forward."""
-    scales = RECIPES[recipe].forward[1].scales
-    return trained_steps.shares(recipe) and not kernels.has_short_columns(scales, [n], k)
-
-
 def _weight_quantization(recipe: str) -> Quantization:
     """How `linear` quantizes the weight if it shares."""
     cast = RECIPES[recipe].forward[1]
@@ -127,7 +120,7 @@ def _run_backward(
 ) -> list[torch.Tensor]:
     tensors = [dy, *of_x, *([] if weight is None else [weight]), *of_weight]
     call = trained_steps.native_backward(
-        recipe, weight is not None, bool(of_x), shares=bool(of_weight), has_x8=len(of_x) > 1
+        recipe, weight is not None, bool(of_x), shares_weight=bool(of_weight), has_x8=len(of_x) > 1
     )
     results = policy.run_in(None, call, *tensors)
     return [*results] if isinstance(results, tuple) else [results]

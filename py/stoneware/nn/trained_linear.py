@@ -93,9 +93,17 @@ def _forward(
 ) -> Any:
     """The results of `_native_forward`; a weight that was gathered in fp8 has no reduction."""
     if isinstance(weight, GatheredWeight):
-        forward = frozen_linear.native_linear(recipe, False, needs_weight and trained_steps.shares(recipe))
+        forward = frozen_linear.native_linear(recipe, False, needs_weight and trained_steps.shares(recipe, x))
         return forward(x, weight.quantized, weight.scale, bias)
-    return _native_forward(recipe, needs_x, needs_weight)(x, weight, bias)
+    return _native_forward(recipe, *_shared(recipe, x if needs_weight else None, weight if needs_x else None))(
+        x, weight, bias
+    )
+
+
+def _shared(recipe: str, x: torch.Tensor | None, weight: torch.Tensor | None) -> tuple[bool, bool]:
+    """Whether backward, which needs this x for dw and this weight for dx, takes a reduction of each from forward."""
+    is_shared = trained_steps.shares
+    return x is not None and is_shared(recipe, x), weight is not None and is_shared(recipe, weight)
 
 
 class _Linear(torch.autograd.Function):
@@ -233,10 +241,12 @@ def _make(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, y: N
         function = functools.partial(_linear, recipe)
     else:
         check_is_built(recipe, x.dtype, *needs)
-        forward = _native_forward(recipe, needs_x, needs_weight)
-        backward = None
+        shares_x, shares_weight = _shared(recipe, x if needs_weight else None, weight if needs_x else None)
+        forward, backward = _native_forward(recipe, shares_x, shares_weight), None
         if needs_x or needs_weight:
-            backward = trained_steps.native_backward(recipe, needs_x, needs_weight, shares=trained_steps.shares(recipe))
+            backward = trained_steps.native_backward(
+                recipe, needs_x, needs_weight, shares_x=shares_x, shares_weight=shares_weight
+            )
         function = functools.partial(
             _apply, _Kind(recipe, policy.state(), needs_x, needs_weight, needs_bias, forward, backward)
         )
@@ -314,7 +324,8 @@ def _gradients(
         dx = frozen_linear.grad_input(dy, weight.quantized, weight.scale, recipe, is_trained=True)
         return dx, None if x is None else _gradients(recipe, dy, x, None, shared)[1]
     if x is not None and (padding := _padding(recipe, dy)):
-        dx = None if weight is None else _gradients(recipe, dy, None, weight, shared[-1:])[0]
+        of_weight = shared[-1:] if weight is not None and trained_steps.shares(recipe, weight) else []
+        dx = None if weight is None else _gradients(recipe, dy, None, weight, of_weight)[0]
         dy, x = (torch.nn.functional.pad(rows_of(tensor), (0, 0, 0, padding)) for tensor in (dy, x))
         return dx, _gradients(recipe, dy, x, None, [])[1]
     tensors = [tensor for tensor in (dy, x, weight) if tensor is not None]
@@ -322,7 +333,9 @@ def _gradients(
     if torch.compiler.is_dynamo_compiling():
         results = traced_linear.backward(recipe, dy, x, weight, shared)
     else:
-        results = trained_steps.native_backward(recipe, *needs, shares=bool(shared))(*tensors, *shared)
+        shares_x, shares_weight = _shared(recipe, x, weight) if shared else (False, False)
+        call = trained_steps.native_backward(recipe, *needs, shares_x=shares_x, shares_weight=shares_weight)
+        results = call(*tensors, *shared)
     if len(tensors) == 3:
         dx, dw = results
         return dx, dw
@@ -331,13 +344,12 @@ def _gradients(
 
 
 @functools.cache
-def _native_forward(recipe: str, needs_x: bool, needs_weight: bool) -> Callable[..., Any]:
-    """call(x, weight, bias) -> y, or (y, *reductions) if backward can use them: of x for dw, of the weight for dx.
+def _native_forward(recipe: str, shares_x: bool, shares_weight: bool) -> Callable[..., Any]:
+    """call(x, weight, bias) -> y, or (y, *reductions) of what backward shares.
 
     Unusual calls return only y.
     """
-    shares = trained_steps.shares(recipe)
-    forward = trained_steps.forward_steps(recipe, shares and needs_weight, shares and needs_x)
+    forward = trained_steps.forward_steps(recipe, shares_x, shares_weight)
     return steps.native_call(forward, functools.partial(traced_linear.forward_by_ops, recipe), optional=("bias",))
 
 

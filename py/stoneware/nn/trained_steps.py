@@ -1,6 +1,6 @@
 """The steps of a linear layer that trains.
 
-shares              whether backward uses reductions of forward
+shares              whether backward uses a reduction of forward
 forward_steps       x, weight -> y
 forward_steps_of_x8 x in fp8, weight -> y
 backward_steps      dy, x, weight -> dx, dw
@@ -18,15 +18,23 @@ import torch
 from stoneware.nn import steps
 from stoneware.nn.recipes import BF16, RECIPES, Cast
 from stoneware.nn.steps import NONE, Matmul, Step, Steps
+from stoneware.quantizing import kernels
 
 
-def shares(recipe: str) -> bool:
-    """Whether forward and backward use the same cast of x and of the weight, which needs a reduction."""
+def shares(recipe: str, operand: torch.Tensor) -> bool:
+    """Whether backward takes a reduction of this x or weight from forward: both directions use the same cast, which
+    needs one."""
+    if not _has_one_cast(recipe):
+        return False
+    scales, k = RECIPES[recipe].forward[1].scales, operand.shape[-1]
+    return scales == "tensor" or (scales == "row" and not kernels.has_short_columns(scales, [operand.numel() // k], k))
+
+
+def _has_one_cast(recipe: str) -> bool:
     if recipe == BF16:
         return False
-    all_casts = RECIPES[recipe]
-    casts = {pair and pair[1] for pair in (all_casts.forward, all_casts.grad_input, all_casts.grad_weight)}
-    return len(casts) == 1 and all_casts.forward[1].scales in ("tensor", "row")
+    casts = RECIPES[recipe]
+    return len({pair and pair[1] for pair in (casts.forward, casts.grad_input, casts.grad_weight)}) == 1
 
 
 def forward_steps(recipe: str, shares_x: bool, shares_weight: bool) -> Steps:
@@ -55,7 +63,9 @@ WGRAD = Step(Matmul("tn"), ("dy", "x", NONE), ("dw",))
 """In 16 bits."""
 
 
-def backward_steps(recipe: str, needs_x: bool, needs_weight: bool, shares: bool, *, has_x8: bool = False) -> Steps:
+def backward_steps(
+    recipe: str, needs_x: bool, needs_weight: bool, shares_x: bool, shares_weight: bool, *, has_x8: bool = False
+) -> Steps:
     """The steps of the gradients that are needed; with `has_x8` the calls have the transpose of x in fp8, not x."""
     x_names = ("x_t8", "scale_x_t") if has_x8 else ("x",)
     inputs = ("dy", *x_names * needs_weight, *["weight"] * needs_x)
@@ -75,11 +85,11 @@ def backward_steps(recipe: str, needs_x: bool, needs_weight: bool, shares: bool,
     quantized = [steps.quantize("dy", cast, transpose=transpose) for cast, transpose in dy_casts]
     reductions: list[str] = []
     if needs_x:
-        quantized.append(steps.quantize("weight", grad_input[1], transpose=True, shares=shares))
-        reductions.append(steps.shared("weight", grad_input[1]))
+        quantized.append(steps.quantize("weight", grad_input[1], transpose=True, shares=shares_weight))
+        reductions += [steps.shared("weight", grad_input[1])] * shares_weight
     if needs_weight and grad_weight is not None and not has_x8:
-        quantized.append(steps.quantize("x", grad_weight[1], transpose=True, shares=shares))
-        reductions.insert(0, steps.shared("x", grad_weight[1]))
+        quantized.append(steps.quantize("x", grad_weight[1], transpose=True, shares=shares_x))
+        reductions[:0] = [steps.shared("x", grad_weight[1])] * shares_x
     sequence = [steps.together(*quantized)] if quantized else []
     if needs_x:
         sequence.append(steps.scaled_mm("dy", "weight_t", "dx", use_fast_accum=False))
@@ -87,12 +97,12 @@ def backward_steps(recipe: str, needs_x: bool, needs_weight: bool, shares: bool,
         sequence.append(steps.scaled_mm("dy_t", "x_t", "dw", use_fast_accum=False))
     elif needs_weight:
         sequence.append(WGRAD)
-    return Steps((*inputs, *(reductions if shares else ())), results, tuple(sequence), rows=rows)
+    return Steps((*inputs, *reductions), results, tuple(sequence), rows=rows)
 
 
 FORWARD = {name: forward_steps(name, False, False) for name in (BF16, *RECIPES)}
 BACKWARD = {
-    (name, needs_x, needs_weight): backward_steps(name, needs_x, needs_weight, False)
+    (name, needs_x, needs_weight): backward_steps(name, needs_x, needs_weight, False, False)
     for name in (BF16, *RECIPES)
     for needs_x, needs_weight in ((True, False), (False, True), (True, True))
 }
@@ -101,17 +111,24 @@ BACKWARD = {
 
 @functools.cache
 def native_backward(
-    recipe: str, needs_x: bool, needs_weight: bool, *, shares: bool, has_x8: bool = False
+    recipe: str,
+    needs_x: bool,
+    needs_weight: bool,
+    *,
+    shares_x: bool = False,
+    shares_weight: bool = False,
+    has_x8: bool = False,
 ) -> Callable[..., Any]:
     """call(dy, *x, *weight, *reductions) -> dx, dw, or both as a tuple.
 
-    The call has x, or the transpose of x in fp8 and its scales, if `needs_weight`, and the weight if `needs_x`. If it
-    `shares`, it has the reductions of x and of the weight.
+    The call has x, or the transpose of x in fp8 and its scales, if `needs_weight`, and the weight if `needs_x`. It has
+    the reductions of x and of the weight that it shares.
     """
-    by_ops = backward_steps(recipe, needs_x, needs_weight, False, has_x8=has_x8)
+    by_ops = backward_steps(recipe, needs_x, needs_weight, False, False, has_x8=has_x8)
 
     def slow(*tensors: torch.Tensor) -> Any:
         results = by_ops.run(*tensors)
         return tuple(results) if len(results) > 1 else results[0]
 
-    return steps.native_call(backward_steps(recipe, needs_x, needs_weight, shares, has_x8=has_x8), slow)
+    native = backward_steps(recipe, needs_x, needs_weight, shares_x, shares_weight, has_x8=has_x8)
+    return steps.native_call(native, slow)
