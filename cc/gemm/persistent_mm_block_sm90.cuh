@@ -15,7 +15,7 @@ inline constexpr unsigned kTurnOfWarpGroup = 7;
 // Named barriers: of the warp groups that multiply, and of these with the warp that loads.
 inline constexpr unsigned kAmongConsumers = 9;
 inline constexpr unsigned kBarriersReady = 10;
-// Between the two warps that load.
+// Between the warps that load.
 inline constexpr unsigned kBarriersReadyForScales = 11;
 // Within the first warp group that multiplies; each further group has the next barrier.
 inline constexpr unsigned kAmongWarpGroup = 12;
@@ -178,7 +178,7 @@ struct SharedMemory {
   }
   __device__ float* ScalesOfA(int tile_idx) const { return Biases(tile_idx) + Shape::kTileN; }
 
-  // One scale for each m, then those of b.
+  // See Shape::kChunkScales.
   __device__ float* BlockScales(int chunk) const {
     return block_scales + chunk * Shape::kChunkScales;
   }

@@ -65,7 +65,7 @@ _FITTED_16_BIT = [
 
 # Block scales above some 64 rows: (m, n) of the tile, stages, blocks of a cluster along n, and dtypes of the result; a
 # tile has a warp group for each 64 of 128 or 192 rows, and two for 256. Chosen from 64 to 256 rows, widths in steps of
-# 16, operands swapped as well, and one or two blocks (docs/design/persistent_mm_sm90.md).
+# 16, operands swapped as well, and one or two blocks (docs/design/block_scales_sm90.md).
 _BLOCK_SCALES = [
     ((128, 64), 8, 1, ["bf16", "fp16"]),
     ((128, 80), 7, 1, ["bf16"]),

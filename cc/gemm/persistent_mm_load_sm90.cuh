@@ -1,4 +1,4 @@
-// The warps of persistent_mm that load: one for tiles, by TMA, and one for block scales.
+// The warp of persistent_mm that loads tiles, by TMA.
 
 #pragma once
 
@@ -47,7 +47,7 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
     }
     if constexpr (Shape::kSmallerBoxes) PrefetchTensorMap(&params.smaller_d_map);
     for (int stage = 0; stage < Shape::kStages; ++stage) {
-      shared.full[stage].Init(Shape::kBlockScales ? 1 + 32 : 1);
+      shared.full[stage].Init(1 + Shape::kScaleArrivals);
       shared.empty[stage].Init(Shape::kBlockScales && !Shape::kOverlapsSums
                                    ? Shape::kConsumerThreads
                                    : 4 * Shape::kGroupsOfTile * Shape::kLoadingBlocks);
@@ -73,7 +73,9 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
     if constexpr (kSplitsK) ArriveAtCluster();
   }
   ArriveAtNamedBarrier(Shape::kConsumerThreads + 32, kBarriersReady);
-  if constexpr (Shape::kBlockScales) ArriveAtNamedBarrier(64, kBarriersReadyForScales);
+  if constexpr (Shape::kBlockScales) {
+    ArriveAtNamedBarrier(32 + 32 * Shape::kScaleWarps, kBarriersReadyForScales);
+  }
 
   if (is_loader) {
     // With one tile along m, b is read once, and a by all blocks.
@@ -122,72 +124,6 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
                                              params.rows_of_a_box, load_a);
         }
       }
-    }
-  }
-}
-
-// Copies the block scales of each stage. Runs on a warp. Its loop must be short, or the warps that
-// multiply wait for scales: addresses are advanced, and the only branch is for the scale of b.
-template <class Shape, bool kSplitsK>
-__device__ void LoadBlockScales(const typename Shape::Params& params,
-                                const SharedMemory<Shape>& shared,
-                                const KSlice<Shape, kSplitsK>& slice) {
-  // The scales of a for a stage, chunk after chunk: each lane copies every 32nd.
-  constexpr int kScales = Shape::kChunks * Shape::kTileM;
-  constexpr int kCopies = kScales / 32;
-  static_assert(kCopies * 32 == kScales, "persistent_mm_sm90.bzl refuses such a config");
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int num_blocks = (params.k - 1) / Shape::kScaleBlock + 1;
-  const int first_block = slice.first_step * Shape::kChunks;
-  SyncAtNamedBarrier(64, kBarriersReadyForScales);
-  RingPosition<Shape::kStages> ring;
-  const int num_tiles = TilesOfResult(params, shared);
-  for (int tile = slice.first_tile; tile < num_tiles; tile += slice.stride) {
-    const TileOffset<Shape> offset(params, shared, tile);
-    const float* scales_a[kCopies];
-#pragma unroll
-    for (int copy = 0; copy < kCopies; ++copy) {
-      const int at = copy * 32 + lane;
-      // A row beyond the last one is not stored: any scale will do.
-      const int m = min(offset.m + at % Shape::kTileM, params.m - 1);
-      const int block = first_block + at / Shape::kTileM;
-      scales_a[copy] = params.scale_a + m * params.scale_a_stride + block * params.ld_scale_a;
-    }
-    // The scales of b: a lane for each, chunk after chunk.
-    const int chunk_of_b = lane / Shape::kScalesOfB;
-    int block_of_n = offset.n / Shape::kScaleBlock + lane % Shape::kScalesOfB;
-    if constexpr (Shape::kScalesOfB > 1 || Shape::kBlocksAlongN > 1) {
-      block_of_n = min(block_of_n, (params.n - 1) / Shape::kScaleBlock);
-    }
-    const float* scale_b = params.scale_b + block_of_n * params.scale_b_stride +
-                           (first_block + chunk_of_b) * params.ld_scale_b;
-    if constexpr (Shape::kGroups) scale_b += offset.group * params.group_stride_scale_b;
-    int blocks_left = num_blocks - first_block;
-    // Without the pragma the compiler unrolls depending on the size of the surrounding code.
-#pragma unroll 1
-    for (int i = 0; i < slice.num_steps; ++i, ring.Advance()) {
-      const int stage = ring.stage;
-      float* const scales = shared.BlockScales(stage * Shape::kChunks);
-      shared.empty[stage].Wait(ring.parity ^ 1);
-      // Chunks beyond the last block of k have zeros for scales, as for elements.
-#pragma unroll
-      for (int copy = 0; copy < kCopies; ++copy) {
-        const int at = copy * 32 + lane;
-        const int chunk = at / Shape::kTileM;
-        const bool is_inside = chunk < blocks_left;
-        CopyAsync(scales + chunk * Shape::kChunkScales + at % Shape::kTileM,
-                  is_inside ? scales_a[copy] : params.scale_a, is_inside);
-        scales_a[copy] += Shape::kChunks * params.ld_scale_a;
-      }
-      if (lane < Shape::kChunks * Shape::kScalesOfB) {
-        const bool is_inside = chunk_of_b < blocks_left;
-        CopyAsync(
-            scales + chunk_of_b * Shape::kChunkScales + Shape::kTileM + lane % Shape::kScalesOfB,
-            is_inside ? scale_b : params.scale_b, is_inside);
-      }
-      scale_b += Shape::kChunks * params.ld_scale_b;
-      blocks_left -= Shape::kChunks;
-      shared.full[stage].ArriveWhenCopied();
     }
   }
 }

@@ -10,6 +10,7 @@
 #include "cc/gemm/persistent_mm_groups_sm90.cuh"
 #include "cc/gemm/persistent_mm_load_sm90.cuh"
 #include "cc/gemm/persistent_mm_partial_sums_sm90.cuh"
+#include "cc/gemm/persistent_mm_scales_sm90.cuh"
 #include "cc/gemm/persistent_mm_sm90.h"
 #include "cc/gemm/persistent_mm_store_sm90.cuh"
 #include "cc/gemm/persistent_mm_sum_sm90.cuh"
@@ -114,7 +115,7 @@ __device__ void MultiplyTiles(const typename Shape::Params& params,
     }
     if constexpr (Shape::kOverlapsSums) {
       SumOverlapped(shared, offset, ring, slice.num_steps, sums);
-      vectors.Share(shared, tile_idx);
+      if (!Shape::kMultipliesScales || params.bias != nullptr) vectors.Share(shared, tile_idx);
     } else if constexpr (Shape::kBlockScales) {
       SumScaledTile<Shape>(shared, operands, release, ring, slice.num_steps, sums);
       vectors.Share(shared, tile_idx);
@@ -206,8 +207,12 @@ struct PersistentMmKernel {
       if constexpr (Shape::kMovesRegisters) GiveRegisters<Shape::kLoaderRegisters>();
       if (thread < Shape::kConsumerThreads + 32) {
         LoadTiles<Shape>(params, shared, slice);
-      } else if (thread < Shape::kConsumerThreads + 64) {
-        if constexpr (Shape::kBlockScales) LoadBlockScales<Shape>(params, shared, slice);
+      } else if (thread < Shape::kConsumerThreads + 32 + 32 * Shape::kScaleWarps) {
+        if constexpr (Shape::kMultipliesScales) {
+          ScaleProducts<Shape>::LoadAll(params, shared, slice);
+        } else if constexpr (Shape::kBlockScales) {
+          LoadBlockScales<Shape>(params, shared, slice);
+        }
       }
       // A thread that has arrived at the cluster's barrier must not exit before the barrier is
       // complete: it would be counted as arriving once more.

@@ -289,7 +289,7 @@ struct PersistentMmShape {
                 "persistent_mm_sm90.bzl refuses such a config");
 
   static constexpr int kConsumerThreads = 128 * kWarpGroups;
-  // Then a warp that loads, and one for block scales. With several warp groups these are in a warp
+  // Then a warp that loads, and some for block scales. With several warp groups these are in a warp
   // group of their own, which gives registers to the others.
   static constexpr bool kMovesRegisters = kWarpGroups > 1;
   static constexpr int kThreads = kConsumerThreads + (kMovesRegisters ? 128
@@ -319,8 +319,16 @@ struct PersistentMmShape {
   static constexpr int kVectorCopies = kOverlapsSums || kPingpong ? kWarpGroups : 1;
   static constexpr int kVectorThreads = kConsumerThreads / kVectorCopies;
   static constexpr int kVectorBytes = 2 * kVectors * 4 * kVectorCopies;
-  // Scales of a chunk: one for each m, then those of b, padded to 16 bytes.
-  static constexpr int kChunkScales = kTileM + 4;
+  // Whether warps that load scales multiply them; otherwise those that multiply the tile do.
+  static constexpr bool kMultipliesScales = kBlockScales && kOverlapsSums;
+  static constexpr int kScaleWarps = kMultipliesScales ? kWarpGroups : kBlockScales ? 1 : 0;
+  // At the barrier of a stage: from each of these warps, or from each thread.
+  static constexpr int kScaleArrivals = kMultipliesScales ? kScaleWarps : 32 * kScaleWarps;
+  static constexpr int kScalesOfThread = 2 * kRowSteps * kScalesOfB;
+  // Scales of a chunk: products, for each four threads; or one for each m, then those of b, padded
+  // to 16 bytes.
+  static constexpr int kChunkScales =
+      kMultipliesScales ? kConsumerThreads / 4 * kScalesOfThread : kTileM + 4;
   static constexpr int kBlockScaleBytes = kBlockScales ? kStages * kChunks * kChunkScales * 4 : 0;
   // Two barriers per stage, and one for partial sums.
   static constexpr int kBarrierBytes = (2 * kStages + 1) * 8;
@@ -427,7 +435,8 @@ struct PersistentMmShape {
   }
   static_assert(CanSplit(kMaxSplits), "persistent_mm_sm90.bzl refuses such a config");
   static constexpr int kBlockScalesAt = kVectorsAt + kVectorBytes;
-  static_assert(kBlockScalesAt % 8 == 0 && kChunkScales % 2 == 0, "two scales are loaded at once");
+  static_assert(kBlockScalesAt % 16 == 0 && kChunkScales % 4 == 0,
+                "four scales are loaded at once");
   static constexpr int kBarriersAt = kBlockScalesAt + kBlockScaleBytes;
   static constexpr int kTableAt = kBarriersAt + kBarrierBytes;
   static constexpr int kSharedBytes = kTableAt + kTableBytes;

@@ -379,7 +379,7 @@ class TileStore {
     const int column = block * 8 + 2 * quad_lane_;
     const float* const pair = &sums[block * 4 + half * 2];
     const float2 scale_b = ScalePair(scales_b_, column);
-    const float2 bias = Pair(biases_, column);
+    const float2 bias = BiasPair(column);
     return Finish(scale_a[half] * pair[0] * scale_b.x + bias.x,
                   scale_a[half] * pair[1] * scale_b.y + bias.y, row + lane_ / 4 + 8 * half, column,
                   {block % 2 * 2 + half, block < 2, block / 2 * 2 + 2 == Shape::kColumns / 8},
@@ -398,7 +398,7 @@ class TileStore {
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
         scale_b[block] = ScalePair(scales_b_, first_column + block * 8 + 2 * quad_lane_);
-        bias[block] = Pair(biases_, first_column + block * 8 + 2 * quad_lane_);
+        bias[block] = BiasPair(first_column + block * 8 + 2 * quad_lane_);
       }
     }
     if constexpr (!kStoresAtOnce) boxes_.Begin();
@@ -454,6 +454,12 @@ class TileStore {
 
   static __device__ float2 ScalePair(const float* vector, int at) {
     return Shape::kHasVectorScales ? Pair(vector, at) : make_float2(1.0f, 1.0f);
+  }
+
+  // With kMultipliesScales the biases are shared only if there are some.
+  __device__ float2 BiasPair(int at) const {
+    if (Shape::kMultipliesScales && params_.bias == nullptr) return make_float2(0.0f, 0.0f);
+    return Pair(biases_, at);
   }
 
   static __device__ float2 Pair(const float* vector, int at) {
