@@ -40,6 +40,12 @@ def _has_vector_scales(config):
     is_straight_group = has_groups(config) and not config.swap_ab
     return (OPERAND_BYTES[config.dtype] == 1 or is_straight_group) and not config.block_scales
 
+def _scales_of_chunk(config, tile_m, tile_n):
+    """kChunkScales of persistent_mm_sm90.h."""
+    if _overlaps_sums(config) and tile_m * tile_n > 128 * 128:
+        return tile_m * (1 if SCALE_BLOCK % tile_n == 0 else 2)
+    return tile_m + 4
+
 def _ceil_div(numerator, denominator):
     return (numerator + denominator - 1) // denominator
 
@@ -58,7 +64,9 @@ def shared_bytes(config):
     stages = config.stages * (rows + columns) * k * OPERAND_BYTES[config.dtype]
     of_tile = 2 * tile_n + tile_m if _has_vector_scales(config) else tile_n
     vectors = 2 * of_tile * 4 * (config.warp_groups if _overlaps_sums(config) or config.schedule == "pingpong" else 1)
-    scales = config.stages * k // SCALE_BLOCK * (tile_m + 4) * 4 if config.block_scales else 0
+    scales = 0
+    if config.block_scales:
+        scales = config.stages * k // SCALE_BLOCK * _scales_of_chunk(config, tile_m, tile_n) * 4
     barriers = (2 * config.stages + 1) * 8
     table = _TABLE_BYTES if has_groups(config) else 0
     fixed = stages + vectors + scales + barriers + table

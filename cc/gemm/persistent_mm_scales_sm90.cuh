@@ -78,10 +78,10 @@ __device__ void LoadBlockScales(const typename Shape::Params& params,
   }
 }
 
-// The same where several warp groups multiply. Their operands keep shared memory busy, so little
-// else may pass through it: scales of a and b are multiplied here, the products of a thread lie
-// side by side, and a warp arrives once for a stage. There is such a warp for each warp group; each
-// of its lanes serves the four threads that have the same rows.
+// The same for large tiles. Their operands keep shared memory busy, so little else may pass through
+// it: scales of a and b are multiplied here, the products of a thread lie side by side, and a warp
+// arrives once for a stage. There is such a warp for each warp group; each of its lanes serves the
+// four threads that have the same rows.
 template <class Shape>
 class ScaleProducts {
  public:
@@ -108,8 +108,7 @@ class ScaleProducts {
     // A row or a column beyond the last one is not stored: any scale will do.
 #pragma unroll
     for (int i = 0; i < kOfA; ++i) {
-      const int row =
-          i / 2 * (64 * Shape::kScaleWarps) + number_ / 8 * 16 + i % 2 * 8 + number_ % 8;
+      const int row = i / 2 * (64 * Shape::kScaleWarps) + lane_ / 8 * 16 + i % 2 * 8 + lane_ % 8;
       const int m = min(offset.m + row, params.m - 1);
       at_a_[i] = params.scale_a + m * params.scale_a_stride + first_step * ld_a_;
     }
@@ -131,7 +130,7 @@ class ScaleProducts {
       shared.empty[stage].Wait(ring.parity ^ 1);
       Write(SharedAddress(shared.BlockScales(stage)));
       __syncwarp();
-      if (number_ % 32 == 0) shared.full[stage].Arrive();
+      if (lane_ % 32 == 0) shared.full[stage].Arrive();
       // While the tile is multiplied.
       if (i + 1 < num_steps) Read();
     }
@@ -153,7 +152,7 @@ class ScaleProducts {
 
   // The products in the order in which OverlappedSum reads them: by step, scale of b and row.
   __device__ void Write(std::uint32_t stage) const {
-    const std::uint32_t address = stage + number_ * (Shape::kScalesOfThread * 4);
+    const std::uint32_t address = stage + lane_ * (Shape::kScalesOfThread * 4);
     if constexpr (Shape::kScalesOfThread == 2) {
       StoreShared(address, scale_a_[0] * scale_b_[0], scale_a_[1] * scale_b_[0]);
     } else {
@@ -169,7 +168,8 @@ class ScaleProducts {
     }
   }
 
-  const int number_ = static_cast<int>(threadIdx.x) - Shape::kConsumerThreads - 32;
+  // Among the lanes of all these warps.
+  const int lane_ = static_cast<int>(threadIdx.x) - Shape::kConsumerThreads - 32;
   const std::int64_t ld_a_;
   const std::int64_t ld_b_;
   const float* at_a_[kOfA];

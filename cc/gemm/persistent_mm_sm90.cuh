@@ -1,8 +1,8 @@
 // The device side of persistent_mm; persistent_mm_sm90.h says what it computes.
 //
-// The first warp groups multiply; then a warp loads tiles, and one block scales. They meet at two
-// barriers for each stage in shared memory: `full` (its bytes have arrived) and `empty` (the warps
-// that multiply have read it).
+// The first warp groups multiply; then a warp loads tiles, and others block scales. They meet at
+// two barriers for each stage in shared memory: `full` (its bytes have arrived) and `empty` (the
+// warps that multiply have read it).
 
 #pragma once
 

@@ -57,7 +57,7 @@
 // What makes it fast: every SM reads b from the first microsecond to the last. Loads start as soon
 // as a block's barriers are ready, and L2 prefetches the first ones before; partial sums go from
 // registers to the shared memory of other blocks; TMA stores a tile while the next is multiplied.
-// docs/design/persistent_mm_sm90.md has the measurements.
+// docs/design/persistent_mm_sm90.md and the pages that it names have the measurements.
 //
 // Beside what every config has (config.h), one of this family has kStages, kWarpGroups,
 // kBlockScales, kBlocksAlongM, kBlocksAlongN, kGroups, kMaxSplits, kPromotes, kSchedule,
@@ -319,8 +319,10 @@ struct PersistentMmShape {
   static constexpr int kVectorCopies = kOverlapsSums || kPingpong ? kWarpGroups : 1;
   static constexpr int kVectorThreads = kConsumerThreads / kVectorCopies;
   static constexpr int kVectorBytes = 2 * kVectors * 4 * kVectorCopies;
-  // Whether warps that load scales multiply them; otherwise those that multiply the tile do.
-  static constexpr bool kMultipliesScales = kBlockScales && kOverlapsSums;
+  // Whether warps that load scales multiply them; otherwise those that multiply the tile do. They
+  // read scales from memory one step ahead, and a step of a smaller tile takes less time than that.
+  static constexpr bool kMultipliesScales =
+      kBlockScales && kOverlapsSums && kTileM * kTileN > 128 * 128;
   static constexpr int kScaleWarps = kMultipliesScales ? kWarpGroups : kBlockScales ? 1 : 0;
   // At the barrier of a stage: from each of these warps, or from each thread.
   static constexpr int kScaleArrivals = kMultipliesScales ? kScaleWarps : 32 * kScaleWarps;

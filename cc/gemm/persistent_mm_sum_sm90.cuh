@@ -236,36 +236,68 @@ class OverlappedSum {
   // Stages that one turn of the loop over k takes, as the size of the code allows.
   static constexpr int kUnroll = Shape::kScalesOfB == 1 ? 4 : 1;
 
-  // The products of a stage's scales that this thread needs: for its two rows of each step, with
-  // the first scale of b and the last.
-  template <int kNextScale>
+  // The scales of a stage: of this thread's rows of a, and of b.
+  template <int kNextScale, bool kMultiplied = Shape::kMultipliesScales>
   struct StageScales {
     static constexpr int kOfB = kNextScale < Shape::kTileN ? 2 : 1;
 
-    float products[kRowSteps][kOfB][2];
+    float of_rows[kRowSteps][2];
+    float of_b[kOfB];
 
-    // `address`: of the stage's first.
+    // `address`: of the first.
     __device__ explicit StageScales(std::uint32_t address) {
       if constexpr (Shape::kBlockScales) {
         const int thread = static_cast<int>(threadIdx.x);
-        address += (thread / 32 * 8 + thread % 32 / 4) * (Shape::kScalesOfThread * 4);
-        constexpr int kNumber = 2 * kRowSteps * kOfB;
-        if constexpr (kNumber == 4 && kNumber == Shape::kScalesOfThread) {
-          const float4 all = LoadShared(address);
-          products[0][0][0] = all.x;
-          products[0][0][1] = all.y;
-          products[kRowSteps - 1][kOfB - 1][0] = all.z;
-          products[kRowSteps - 1][kOfB - 1][1] = all.w;
-        } else {
+        const int row = thread / 128 * 64 + thread / 32 % 4 * 16 + thread % 32 / 4;
 #pragma unroll
-          for (int i = 0; i < kNumber / 2; ++i) {
-            const int at = (i / kOfB * Shape::kScalesOfB + i % kOfB) * 2;
-            const float2 pair = LoadSharedPair(address + at * 4);
-            products[i / kOfB][i % kOfB][0] = pair.x;
-            products[i / kOfB][i % kOfB][1] = pair.y;
-          }
+        for (int i = 0; i < kOfB; ++i) {
+          of_b[i] = LoadSharedFloat(address + (Shape::kTileM + i) * 4);
+        }
+#pragma unroll
+        for (int i = 0; i < 2 * kRowSteps; ++i) {
+          of_rows[i / 2][i % 2] =
+              LoadSharedFloat(address + (i / 2 * (Shape::kWarpGroups * 64) + i % 2 * 8 + row) * 4);
         }
       }
+    }
+
+    __device__ float Product(int step, int row, int scale_of_b) const {
+      return of_rows[step][row] * of_b[scale_of_b];
+    }
+  };
+
+  // Their products: for this thread's two rows of each step, with the first scale of b and the
+  // last.
+  template <int kNextScale>
+  struct StageScales<kNextScale, true> {
+    static constexpr int kOfB = kNextScale < Shape::kTileN ? 2 : 1;
+    static constexpr int kNumber = 2 * kRowSteps * kOfB;
+
+    float factors[kRowSteps][kOfB][2];
+
+    // `address`: of the first.
+    __device__ explicit StageScales(std::uint32_t address) {
+      const int thread = static_cast<int>(threadIdx.x);
+      address += (thread / 32 * 8 + thread % 32 / 4) * (Shape::kScalesOfThread * 4);
+      if constexpr (kNumber == 4 && kNumber == Shape::kScalesOfThread) {
+        const float4 all = LoadShared(address);
+        factors[0][0][0] = all.x;
+        factors[0][0][1] = all.y;
+        factors[kRowSteps - 1][kOfB - 1][0] = all.z;
+        factors[kRowSteps - 1][kOfB - 1][1] = all.w;
+      } else {
+#pragma unroll
+        for (int i = 0; i < kNumber / 2; ++i) {
+          const int at = (i / kOfB * Shape::kScalesOfB + i % kOfB) * 2;
+          const float2 pair = LoadSharedPair(address + at * 4);
+          factors[i / kOfB][i % kOfB][0] = pair.x;
+          factors[i / kOfB][i % kOfB][1] = pair.y;
+        }
+      }
+    }
+
+    __device__ float Product(int step, int row, int scale_of_b) const {
+      return factors[step][scale_of_b][row];
     }
   };
 
@@ -296,6 +328,13 @@ class OverlappedSum {
           ring.Advance();
           is_full = Mbarrier::IsCompleteAt(full_ + ring.stage * 8, ring.parity);
         }
+        float scale[2][Scales::kOfB];
+        if constexpr (Shape::kBlockScales) {
+#pragma unroll
+          for (int j = 0; j < 2 * Scales::kOfB; ++j) {
+            scale[j % 2][j / 2] = scales.Product(step, j % 2, j / 2);
+          }
+        }
         WaitForWgmma<0>();
         FenceSums(products);
         if (is_last) {
@@ -306,8 +345,8 @@ class OverlappedSum {
         for (int j = 0; j < Shape::kSums; ++j) {
           if constexpr (Shape::kBlockScales) {
             // Sum j is of column j / 4 * 8 and the seven after it.
-            const int of_b = j / 4 * 8 < kNextScale ? 0 : Scales::kOfB - 1;
-            sums[step][j] += products[0][j] * scales.products[step][of_b][j / 2 % 2];
+            sums[step][j] +=
+                products[0][j] * scale[j / 2 % 2][j / 4 * 8 < kNextScale ? 0 : Scales::kOfB - 1];
           } else {
             sums[step][j] += products[0][j];
           }

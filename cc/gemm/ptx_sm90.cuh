@@ -243,6 +243,12 @@ __device__ __forceinline__ float4 LoadShared(std::uint32_t address) {
   return word;
 }
 
+__device__ __forceinline__ float LoadSharedFloat(std::uint32_t address) {
+  float number;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(number) : "r"(address) : "memory");
+  return number;
+}
+
 __device__ __forceinline__ float2 LoadSharedPair(std::uint32_t address) {
   float2 pair;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"

@@ -96,6 +96,10 @@ CONFIG_FAILURES = {
             {"stages": 8},
             ["at most 232448 bytes of shared memory", "8 stages", "take 276104", "take fewer stages"],
         ),
+        "shared_memory_of_scales": (
+            {"block_scales": True, "stages": 6, "swap_ab": False, "tile": [128, 144, 128], "warp_groups": 2},
+            ["at most 232448 bytes of shared memory", "6 stages", "take 233832", "take fewer stages"],
+        ),
         "columns_place": (
             {"shares": "columns", "stages": 2, "tile": [128, 192, 128], "warp_groups": 2},
             ["place for the partial sums of the columns", "add stages", "do not share columns"],
