@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import pathlib
 import sys
 
 import pytest
 import torch
 
 from stoneware import specs
-from stoneware.kernels import manifest, split_k, tile_rule
+from stoneware.kernels import aot_kernels, manifest, split_k, tile_rule
 from stoneware.kernels.config import Config
 from stoneware.kernels.manifest import KernelRecord
 from stoneware.measuring import operands
+from stoneware.quantizing import kernels as quantizing
+from stoneware.quantizing import layout
 from stoneware.runtime.device import Device, DeviceFingerprint
 from stoneware.specs.scaled_mm_problem import BLOCK
 from tools.gpu_check import launch_every_kernel, machine
 
+MANIFEST = pathlib.Path("py/stoneware/kernel_manifest.json")
 KERNELS = [kernel for kernel in manifest.packaged().kernels.values() if kernel.op in specs.OPS]
 H200 = Device(
     ordinal=0,
@@ -59,6 +64,24 @@ def test_every_launch_has_a_plan_of_its_kernel(kernel, monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda ordinal: 0, raising=False)
     for launch in launch_every_kernel.launches_of(kernel):
         launch_every_kernel.plan(launch, kernel, H200)
+
+
+def test_calls_of_quantize_launch_each_of_its_kernels(monkeypatch):
+    launched = set()
+    monkeypatch.setattr(quantizing, "_step", lambda launches, device: launched.add(launches[0].variant))
+    monkeypatch.setattr(aot_kernels, "plan", lambda *arguments: None)
+    for shape, scales, transpose in itertools.product(
+        launch_every_kernel.QUANTIZED_SHAPES, layout.SCALES, (False, "both")
+    ):
+        num_tensors = 3 + 2 * (transpose == "both") + quantizing.has_partial(scales, transpose, False)
+        options = scales, transpose, "e4m3", False, False, False
+        task = quantizing.Task([torch.empty(shape, dtype=torch.bfloat16)], *options, range(num_tensors))
+        quantizing.plan([task], num_tensors, H200)
+    kernels = manifest.read_manifest(MANIFEST).kernels.values()
+    variants = {
+        kernel.id.removeprefix("quantize_").partition("_triton_")[0] for kernel in kernels if kernel.op == quantizing.OP
+    }
+    assert launched == {name for name in variants if name.startswith(("amax", "column", "rows", "short", "tiles"))}
 
 
 def right(launch, kernel, tensors, device):
@@ -165,13 +188,13 @@ def test_a_copy_that_fails_is_named_and_the_other_kernels_are_tried(monkeypatch)
 def test_every_call_of_quantize_gives_what_plain_torch_does_and_another_is_a_failure(monkeypatch):
     report = launch_every_kernel.Report()
     launch_every_kernel.quantize_all("cpu", report)
-    assert report.failures == [] and report.num_launches == 114
+    assert report.failures == [] and report.num_launches == 152
     monkeypatch.setattr(
         launch_every_kernel, "_by_plan", lambda plan, inputs, like, where: [torch.zeros_like(one) for one in like]
     )
     monkeypatch.setattr(launch_every_kernel.layout, "SCALES", ())
     launch_every_kernel.quantize_all("cpu", report)
-    assert [failure["message"] for failure in report.failures] == ["other values"] * 30
+    assert [failure["message"] for failure in report.failures] == ["other values"] * 40
 
 
 def all_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -89,8 +89,9 @@ class Launch:
         )
 
 
-_QUANTIZED_SHAPES = ((144, 272), (16, 4112), (528, 16400))
-"""For sw.quantize: tiles that are cut off, and rows for each kernel of rows; k for the layers that quantize."""
+QUANTIZED_SHAPES = ((144, 272), (528, 400), (16, 4112), (16, 16400))
+"""For sw.quantize: tiles that are cut off, short and long columns, and rows for each kernel of rows; k for the layers
+that quantize."""
 
 
 def launches_of(kernel: KernelRecord) -> list[Launch]:
@@ -308,7 +309,7 @@ def quantize_all(where: torch.device | str, report: Report) -> None:
 def _quantizing_calls(where: torch.device | str) -> Iterator[tuple[Any, ...]]:
     """(problem, call on the GPU, results by plain torch on the CPU, limit of their relative error), of 0: same bits."""
     dtypes = (torch.bfloat16, torch.float16)
-    for call in itertools.product(layout.SCALES, (False, "both"), dtypes, layout.MAX, _QUANTIZED_SHAPES):
+    for call in itertools.product(layout.SCALES, (False, "both"), dtypes, layout.MAX, QUANTIZED_SHAPES):
         scales, transpose, in_dtype, dtype, shape = call
         if dtype == torch.float8_e5m2 and scales != "tensor":
             continue
@@ -318,7 +319,7 @@ def _quantizing_calls(where: torch.device | str) -> Iterator[tuple[Any, ...]]:
             expected += reference.quantize(x.t(), scales, dtype, False)
         quantize = functools.partial(stoneware.quantize, scales=scales, transpose=transpose, dtype=dtype)
         yield str(call), lambda x=x, quantize=quantize: quantize(x.to(where)), expected, 0.0
-    for dtype, (_, k) in itertools.product(dtypes, _QUANTIZED_SHAPES):
+    for dtype, (_, k) in itertools.product(dtypes, QUANTIZED_SHAPES):
         feed_forward = stoneware.nn.SwiGLU(32, k, frozen=True, dtype=dtype)
         for layer in (feed_forward.gate_up_proj, feed_forward.down_proj):
             layer.quantize_(torch.randn(layer.out_features, layer.in_features).to(dtype))
