@@ -172,7 +172,8 @@ class Quantization(NamedTuple):
 
     Attributes:
       scales, transpose, dtype, power_of_two: see `quantize`.
-      shares: whether a reduction of the matrix is among the outputs, even if it is an input (`kernels.Task`).
+      shares: whether a reduction of the matrix is among the outputs, even if it is an input, or is left to the call
+        with the transpose (`kernels.Task`).
       num_parts: how many matrices have its rows, one after the other; several need "row" scales and `shares`.
     """
 
