@@ -2,7 +2,7 @@
 
     scale = amax / MAX of a unit of x, and x8 = fp8(x * (1 / scale)), rounded to nearest even
 
-x is row-major with leading dimension ldx, in 16 bits; sums of nothing, so there is no accumulator. x8 is
+x is row-major with leading dimension ldx, in 16 bits; nothing is summed. x8 is
 dense row-major, xt8 the dense row-major transpose [k, m]. A unit is a row, a column (a row of the
 transpose), the whole matrix, 1 x 128 elements along a row, 128 x 1 along a column, or 128 x 128.
 
@@ -89,20 +89,26 @@ def _row(x, factors, at, mask, SCALED: tl.constexpr):
 
 
 @triton.jit
+def _store_row(values, x8, columns, k, power_of_two, MAX: tl.constexpr):
+    """Writes a whole row in fp8, and returns its scale."""
+    scale, inverse = _scale(tl.max(_bits(values), axis=0), MAX, power_of_two)
+    tl.store(x8 + columns, (values.to(tl.float32) * inverse).to(x8.dtype.element_ty), mask=columns < k)
+    return scale
+
+
+@triton.jit
 def quantize_rows(
     x, factors, x8, scales, m, k, ldx, power_of_two,
     MAX: tl.constexpr, BLOCK: tl.constexpr, ONE: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """A row of x, or of x * factors [k] in float32 if SCALED. ONE: the row fits BLOCK, else it is read twice, the
-    second time from the L2."""
+    """A row of x, or of x * factors [k] in float32 if SCALED. ONE: the row fits BLOCK; otherwise it is read twice,
+    the second time from the L2."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     x += row * ldx
     x8 += row * k
     if ONE:
-        values = _row(x, factors, columns, columns < k, SCALED)
-        scale, inverse = _scale(tl.max(_bits(values), axis=0), MAX, power_of_two)
-        tl.store(x8 + columns, (values.to(tl.float32) * inverse).to(x8.dtype.element_ty), mask=columns < k)
+        scale = _store_row(_row(x, factors, columns, columns < k, SCALED), x8, columns, k, power_of_two, MAX)
     else:
         largest = tl.zeros([BLOCK], tl.int32)
         for begin in range(0, k, BLOCK):
@@ -149,15 +155,12 @@ def _silu_mul(gate, up, mask):
 
 @triton.jit
 def silu_mul_rows(z, y8, scales, m, k, ldz, power_of_two, MAX: tl.constexpr, BLOCK: tl.constexpr, ONE: tl.constexpr):
-    """A row of silu(z[:, :k]) * z[:, k:]. ONE: the row fits BLOCK, else it is computed twice."""
+    """A row of silu(z[:, :k]) * z[:, k:]. ONE: the row fits BLOCK; otherwise it is computed twice."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     gate, up, y8 = z + row * ldz, z + row * ldz + k, y8 + row * k
     if ONE:
-        mask = columns < k
-        values = _silu_mul(gate + columns, up + columns, mask)
-        scale, inverse = _scale(tl.max(_bits(values), axis=0), MAX, power_of_two)
-        tl.store(y8 + columns, (values.to(tl.float32) * inverse).to(y8.dtype.element_ty), mask=mask)
+        scale = _store_row(_silu_mul(gate + columns, up + columns, columns < k), y8, columns, k, power_of_two, MAX)
     else:
         largest = tl.zeros([BLOCK], tl.int32)
         for begin in range(0, k, BLOCK):
@@ -370,9 +373,7 @@ def quantize_tiles(
 def _quantize_row(x, x8, scale_of_row, k, power_of_two, MAX: tl.constexpr, BLOCK: tl.constexpr):
     columns = tl.arange(0, BLOCK)
     values = tl.load(x + columns, mask=columns < k, other=0.0)
-    scale, inverse = _scale(tl.max(_bits(values), axis=0), MAX, power_of_two)
-    tl.store(x8 + columns, (values.to(tl.float32) * inverse).to(x8.dtype.element_ty), mask=columns < k)
-    tl.store(scale_of_row, scale)
+    tl.store(scale_of_row, _store_row(values, x8, columns, k, power_of_two, MAX))
 
 
 @triton.jit
