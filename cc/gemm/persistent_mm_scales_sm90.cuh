@@ -152,19 +152,16 @@ class ScaleProducts {
 
   // The products in the order in which OverlappedSum reads them: by step, scale of b and row.
   __device__ void Write(std::uint32_t stage) const {
+    static_assert(Shape::kScalesOfThread % 4 == 0, "tiles of more than 128x128");
     const std::uint32_t address = stage + lane_ * (Shape::kScalesOfThread * 4);
-    if constexpr (Shape::kScalesOfThread == 2) {
-      StoreShared(address, scale_a_[0] * scale_b_[0], scale_a_[1] * scale_b_[0]);
-    } else {
 #pragma unroll
-      for (int i = 0; i < Shape::kScalesOfThread; i += 4) {
-        float products[4];
+    for (int i = 0; i < Shape::kScalesOfThread; i += 4) {
+      float products[4];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          products[j] = scale_a_[(i + j) / (2 * kOfB) * 2 + j % 2] * scale_b_[(i + j) / 2 % kOfB];
-        }
-        StoreShared(address + i * 4, products[0], products[1], products[2], products[3]);
+      for (int j = 0; j < 4; ++j) {
+        products[j] = scale_a_[(i + j) / (2 * kOfB) * 2 + j % 2] * scale_b_[(i + j) / 2 % kOfB];
       }
+      StoreShared(address + i * 4, products[0], products[1], products[2], products[3]);
     }
   }
 

@@ -319,8 +319,8 @@ struct PersistentMmShape {
   static constexpr int kVectorCopies = kOverlapsSums || kPingpong ? kWarpGroups : 1;
   static constexpr int kVectorThreads = kConsumerThreads / kVectorCopies;
   static constexpr int kVectorBytes = 2 * kVectors * 4 * kVectorCopies;
-  // Whether warps that load scales multiply them; otherwise those that multiply the tile do. They
-  // read scales from memory one step ahead, and a step of a smaller tile takes less time than that.
+  // Whether the warps that load scales store products of those of a and b; otherwise they copy
+  // them. They read one step ahead, and a step of a smaller tile takes less time than a read.
   static constexpr bool kMultipliesScales =
       kBlockScales && kOverlapsSums && kTileM * kTileN > 128 * 128;
   static constexpr int kScaleWarps = kMultipliesScales ? kWarpGroups : kBlockScales ? 1 : 0;

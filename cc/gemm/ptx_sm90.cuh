@@ -42,8 +42,8 @@ __device__ __forceinline__ bool AnyAtNamedBarrier(unsigned num_threads, unsigned
   return any != 0;
 }
 
-// Adds 1, and returns what was there. What threads of this block have written before a barrier that
-// this thread has passed is visible to those of a block that finds a larger number later.
+// Adds 1, and returns the number before. What threads of this block have written before a barrier
+// that this thread has passed is visible to those of a block that finds a larger number later.
 __device__ __forceinline__ unsigned CountArrival(unsigned* arrivals) {
   unsigned before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
