@@ -130,7 +130,7 @@ def test_a_gradient_is_the_same_whatever_else_is_needed(recipe):
 
 
 @recipes
-@pytest.mark.parametrize("shape", [(256, K), (2, 128, K), (3, 9, K), (0, K)])
+@pytest.mark.parametrize("shape", [(256, K), (2, 128, K), (3, 9, K), (0, K), (2064, K)])
 @pytest.mark.parametrize("needs", [("x",), ("weight",), ("x", "weight", "bias")])
 def test_one_native_call_has_the_bits_of_its_ops(recipe, shape, needs, monkeypatch):
     layer = nn.Float8Linear(K, N, recipe=recipe, dtype=torch.bfloat16)

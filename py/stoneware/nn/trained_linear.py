@@ -5,7 +5,7 @@
 
 "bf16" is the recipe that quantizes nothing. A tensor scale needs the largest element of the tensor, and column scales
 the largest of each column. Forward returns these reductions of x and of the weight with y, so backward need not read
-the tensors again; with few rows it finds those of columns as it reads them.
+the tensors again; those of small tensors it finds again (`trained_steps.shares`).
 
     call               a layer's call with gradients enabled. What runs is decided once for each kind of call: torch's
                        own layer, if each of the three matmuls would run torch's kernel; otherwise `_KnownLinear`, or

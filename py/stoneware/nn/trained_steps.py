@@ -20,14 +20,20 @@ from stoneware.nn.recipes import BF16, RECIPES, Cast
 from stoneware.nn.steps import NONE, Matmul, Step, Steps
 from stoneware.quantizing import kernels
 
+_SMALL = 2**19
+"""Elements of an operand whose tensor scale backward finds again: a launch reads dy for its own scale anyway, and the
+host would need more time to keep the reduction than the GPU to repeat it."""
+
 
 def shares(recipe: str, operand: torch.Tensor) -> bool:
     """Whether backward takes a reduction of this x or weight from forward: both directions use the same cast, which
-    needs one."""
+    needs one, and the operand is not small."""
     if not _has_one_cast(recipe):
         return False
     scales, k = RECIPES[recipe].forward[1].scales, operand.shape[-1]
-    return scales == "tensor" or (scales == "row" and not kernels.has_short_columns(scales, [operand.numel() // k], k))
+    if scales == "tensor":
+        return operand.numel() > _SMALL
+    return scales == "row" and not kernels.has_short_columns(scales, [operand.numel() // k], k)
 
 
 def _has_one_cast(recipe: str) -> bool:
