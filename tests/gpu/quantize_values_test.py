@@ -74,13 +74,11 @@ _CALLS = {
     "rows_columns_4096": ((528, 512), "row", "both"),
     "rows_loop": ((5, 17008), "row", False),
     "short_columns_t": ((272, 400), "row", "both"),
+    "tiles_block": ((144, 272), "block", False),
+    "tiles_block_t": ((144, 272), "block_2d", "both"),
     "tiles_column_t": ((528, 512), "row", True),
     "tiles_matrix": ((144, 272), "tensor", False),
     "tiles_matrix_t": ((144, 272), "tensor", "both"),
-    "tiles_run": ((144, 272), "block", False),
-    "tiles_run_t": ((144, 272), "block", "both"),
-    "tiles_tile": ((144, 272), "block_2d", False),
-    "tiles_tile_t": ((144, 272), "block_2d", "both"),
 }
 """Kernel -> shape, scales and transpose of a call that launches it."""
 

@@ -19,7 +19,7 @@ from stoneware.runtime import device
 
 _PATH = pathlib.Path("py/stoneware/quantizing/triton_kernel.py")
 
-_UNITS = {"matrix": 0, "column": 1, "run": 2, "tile": 3}
+_UNITS = {"matrix": 0, "column": 1, "block": 2}
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +259,7 @@ def test_rows_times_factors_are_multiplied_in_32_bits(quantized, monkeypatch, lo
         monkeypatch.setattr(kernels, "ROW_BLOCKS", ())
     x, factors = torch.randn(5, 272).half(), torch.rand(272, 1) * 1e6
     values, scale = torch.full((5, 272), 3.0).to(torch.float8_e4m3fn), torch.full((5, 1), -5.0)
-    kernels.rows_plan("scaled_rows", x, 272, 4, [0], device.CPU)(x, factors, values, scale)
+    kernels.scaled_rows_plan(x, False, device.CPU)(x, factors, values, scale)
     assert_same_bits([values, scale], reference.quantize(x.float() * factors.t(), "row", values.dtype, False))
 
 
@@ -344,16 +344,18 @@ def test_matrices_are_quantized_as_one(quantized):
 
 
 @of_short_and_long_columns
-@pytest.mark.parametrize("scales", ["row", "tensor"])
+@pytest.mark.parametrize("scales", ["row", "tensor", "block"])
 def test_matrices_of_several_sizes_are_quantized_in_the_same_launches(
     quantized, by_partial_results, monkeypatch, scales
 ):
     launched = []
     plan = aot_kernels.plan
     monkeypatch.setattr(aot_kernels, "plan", lambda on, num, steps: launched.append(len(steps)) or plan(on, num, steps))
-    matrices = [torch.randn(m, k).bfloat16() for m, k in ((48, 272), (144, 16), (16, 528), (80, 64))]
+    matrices = [torch.randn(m, k).bfloat16() for m, k in ((48, 272), (144, 16), (16, 528), (80, 64), (16, 160))]
     tasks, tensors, wanted, found = [], [], [], []
-    for x, transpose in zip(matrices, ("both", False, "both", True)):
+    for x, transpose in zip(matrices, ("both", False, "both", True, False)):
+        if scales.startswith("block"):
+            scales = "block_2d" if scales == "block" else "block"
         tasks.append(([x], scales, transpose, "e4m3", True, False))
         (m, k), outputs = x.shape, []
         for rows, columns in [(m, k)] * (transpose is not True) + [(k, m)] * (transpose is not False):
@@ -368,9 +370,9 @@ def test_matrices_of_several_sizes_are_quantized_in_the_same_launches(
     plan_of(*tasks)(*tensors)
     assert_same_bits(found, wanted)
     # Rows: those of columns and of rows alone, two of column scales, and of tiles; or of short columns and of rows
-    # alone. The matrix: four take two launches.
+    # alone. The matrix: five take two launches. Blocks, of either shape: those of the transpose and those without.
     is_short = kernels.has_short_columns(scales, [48], 272)
-    assert launched == [{"row": 2 if is_short else 5, "tensor": 4}[scales]]
+    assert launched == [{"row": 2 if is_short else 5, "tensor": 4}.get(scales, 2)]
 
 
 def gradients(z, dh):

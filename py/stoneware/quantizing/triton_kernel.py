@@ -33,8 +33,9 @@ And of operands that are in fp8 already:
 
     transpose_tiles  grid: tiles of rows times tiles of columns; the transpose, as columns of a wider matrix
 
-A launch of the kernels from reduce_amax to quantize_short_columns, and of transpose_tiles, does the work of up to three
-matrices: its parameters come in threes, one after the other, and `blocks` is how many programs each matrix has.
+A launch of quantize_rows, of the kernels from reduce_amax to quantize_short_columns, and of transpose_tiles does the
+work of up to three matrices: its parameters come in threes, one after the other, and `blocks` is how many programs each
+matrix has.
 
 Each is bound by memory; what makes them fast is that x is read once where its units allow it, and that a loop
 loads what comes next while it works.
@@ -98,15 +99,19 @@ def _store_row(values, x8, columns, k, power_of_two, MAX: tl.constexpr):
 
 @triton.jit
 def quantize_rows(
-    x, factors, x8, scales, m, k, ldx, power_of_two,
-    MAX: tl.constexpr, BLOCK: tl.constexpr, ONE: tl.constexpr, SCALED: tl.constexpr,
+    x_0, x_1, x_2, factors_0, factors_1, factors_2, x8_0, x8_1, x8_2, scales_0, scales_1, scales_2, k_0, k_1, k_2,
+    ldx_0, ldx_1, ldx_2, blocks_0, blocks_1, blocks_2,
+    power_of_two, MAX: tl.constexpr, BLOCK: tl.constexpr, ONE: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """A row of x, or of x * factors [k] in float32 if SCALED. ONE: the row fits BLOCK; otherwise it is read twice,
     the second time from the L2."""
-    row = tl.program_id(0).to(tl.int64)
+    which, program = _matrix(blocks_0, blocks_1)
+    factors, scales = _of(which, factors_0, factors_1, factors_2), _of(which, scales_0, scales_1, scales_2)
+    k = _of(which, k_0, k_1, k_2)
+    row = program.to(tl.int64)
     columns = tl.arange(0, BLOCK)
-    x += row * ldx
-    x8 += row * k
+    x = _of(which, x_0, x_1, x_2) + row * _of(which, ldx_0, ldx_1, ldx_2)
+    x8 = _of(which, x8_0, x8_1, x8_2) + row * k
     if ONE:
         scale = _store_row(_row(x, factors, columns, columns < k, SCALED), x8, columns, k, power_of_two, MAX)
     else:
@@ -292,16 +297,26 @@ def column_scales(
 
 
 @triton.jit
+def _largest(bits, axis: tl.constexpr, shares):
+    """The largest of each run along the axis, or of all if these share it."""
+    largest = tl.max(bits, axis=axis)
+    if shares:
+        largest = tl.maximum(largest, tl.max(largest, axis=0))
+    return largest
+
+
+@triton.jit
 def quantize_tiles(
     x_0, x_1, x_2, partial_0, partial_1, partial_2, x8_0, x8_1, x8_2, scales_0, scales_1, scales_2,
     xt8_0, xt8_1, xt8_2, scales_t_0, scales_t_1, scales_t_2, m_0, m_1, m_2, k_0, k_1, k_2, ldx_0, ldx_1, ldx_2,
     ldt_0, ldt_1, ldt_2, first_0, first_1, first_2, num_partials_0, num_partials_1, num_partials_2,
-    writes_0, writes_1, writes_2, blocks_0, blocks_1, blocks_2,
+    shares_0, shares_1, shares_2, writes_0, writes_1, writes_2, blocks_0, blocks_1, blocks_2,
     power_of_two,
     MAX: tl.constexpr, UNIT: tl.constexpr, TRANSPOSES: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, PARTIALS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of ROWS x TILE. UNIT: 0 the matrix, 1 a column, 2 a run of TILE, 3 a tile, for which ROWS is TILE.
+    """A tile of ROWS x TILE. UNIT: 0 the matrix, 1 a column, 2 a run of TILE, or the tile if its runs share a scale;
+    ROWS is TILE then.
 
     scales: [1], none, [m, ceil(k / TILE)] column-major, or [ceil(m / TILE), ceil(k / TILE)]; scales_t,
     those of the transpose: [1], [k] (column_scales wrote them), [k, ceil(m / TILE)] column-major, or the
@@ -320,6 +335,7 @@ def quantize_tiles(
     ldt = _of(which, ldt_0, ldt_1, ldt_2)
     first = _of(which, first_0, first_1, first_2)
     num_partials = _of(which, num_partials_0, num_partials_1, num_partials_2)
+    shares = _of(which, shares_0, shares_1, shares_2) != 0
     writes = _of(which, writes_0, writes_1, writes_2)
     row_tiles, column_tiles = tl.cdiv(m, ROWS), tl.cdiv(k, TILE)
     row_tile, column_tile = program % row_tiles, program // row_tiles
@@ -343,23 +359,17 @@ def quantize_tiles(
     elif UNIT == 1:
         inverse = tl.div_rn(1.0, tl.load(scales_t + columns, mask=columns < k, other=1.0))
         other = values * inverse[None, :]
-    elif UNIT == 2:
-        scale, inverse = _scale(tl.max(bits, axis=1), MAX, power_of_two)
+    else:
+        scale, inverse = _scale(_largest(bits, 1, shares), MAX, power_of_two)
         if writes != 0:
-            tl.store(scales + column_tile.to(tl.int64) * m + rows, scale, mask=rows < m)
+            at = tl.where(shares, row_tile * column_tiles + column_tile, column_tile.to(tl.int64) * m + rows)
+            tl.store(scales + at, scale, mask=rows < tl.where(shares, row_tile * ROWS + 1, m))
         plain = values * inverse[:, None]
         if TRANSPOSES:
-            scale, inverse = _scale(tl.max(bits, axis=0), MAX, power_of_two)
-            tl.store(scales_t + row_tile.to(tl.int64) * k + columns, scale, mask=columns < k)
+            scale, inverse = _scale(_largest(bits, 0, shares), MAX, power_of_two)
+            at = tl.where(shares, column_tile * row_tiles + row_tile, row_tile.to(tl.int64) * k + columns)
+            tl.store(scales_t + at, scale, mask=columns < tl.where(shares, column_tile * TILE + 1, k))
             other = values * inverse[None, :]
-    else:
-        scale, inverse = _scale(tl.max(tl.max(bits, axis=1), axis=0), MAX, power_of_two)
-        if writes != 0:
-            tl.store(scales + row_tile * column_tiles + column_tile, scale)
-        if TRANSPOSES:
-            tl.store(scales_t + column_tile * row_tiles + row_tile, scale)
-        plain = values * inverse
-        other = plain
     dtype = x8.dtype.element_ty
     if UNIT != 1:  # noqa: SIM102  a constant: a column has no `plain`
         if writes != 0:
