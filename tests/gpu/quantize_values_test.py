@@ -64,18 +64,28 @@ def test_bits_are_those_of_the_reference(on, device, scales, transpose, shape, i
         assert_same_bits(found, expected(x, scales, transpose, dtype, power_of_two))
 
 
+@pytest.mark.parametrize("power_of_two", [False, True])
+@pytest.mark.parametrize("in_dtype", [torch.bfloat16, torch.float16])
+def test_the_scale_of_each_magnitude_is_that_of_a_division(on, in_dtype, power_of_two):
+    x = torch.arange(-(2**15), 2**15, device=on).to(torch.int16).view(in_dtype)
+    x = x.view(-1, 1).expand(-1, 16).contiguous()
+    assert_same_bits(sw.quantize(x, power_of_two=power_of_two), reference.quantize(x, "row", E4M3, power_of_two))
+
+
 _CALLS = {
     "amax_column": ((528, 512), "row", True),
     "amax_matrix": ((528, 512), "tensor", False),
+    "blocks": ((144, 272), "block", False),
+    "blocks_t": ((144, 272), "block_2d", "both"),
     "column_scales": ((528, 512), "row", True),
     "rows_16384": ((16, 4112), "row", False),
     "rows_4096": ((3, 4096), "row", False),
     "rows_columns_16384": ((528, 4112), "row", "both"),
     "rows_columns_4096": ((528, 512), "row", "both"),
     "rows_loop": ((5, 17008), "row", False),
+    "runs": ((4112, 272), "block", False),
+    "runs_t": ((4112, 272), "block", "both"),
     "short_columns_t": ((272, 400), "row", "both"),
-    "tiles_block": ((144, 272), "block", False),
-    "tiles_block_t": ((144, 272), "block_2d", "both"),
     "tiles_column_t": ((528, 512), "row", True),
     "tiles_matrix": ((144, 272), "tensor", False),
     "tiles_matrix_t": ((144, 272), "tensor", "both"),

@@ -9,6 +9,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import importlib.util
 import pathlib
 
+import numpy as np
 import pytest
 import torch
 from triton.runtime import interpreter
@@ -19,7 +20,7 @@ from stoneware.runtime import device
 
 _PATH = pathlib.Path("py/stoneware/quantizing/triton_kernel.py")
 
-_UNITS = {"matrix": 0, "column": 1, "block": 2}
+_UNITS = {"matrix": 0, "column": 1}
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,13 @@ def _conversions_of_torch(monkeypatch):
         return found.view(unsigned).numpy().reshape(values.shape)
 
     monkeypatch.setattr(interpreter, "_convert_float", convert)
+
+    def fma(self, x, y, z):
+        """The interpreter rounds the product, too."""
+        found = x.data.astype(np.float64) * y.data.astype(np.float64) + z.data.astype(np.float64)
+        return interpreter.TensorHandle(found.astype(np.float32), z.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_fma", fma)
 
 
 def launch(functions, kernel_id, grid, arguments):
@@ -87,6 +95,9 @@ def launch(functions, kernel_id, grid, arguments):
         functions.silu_mul_rows[grid](*arguments, **largest, BLOCK=block, ONE=int(size != "loop"))
     elif kind == "rms":
         functions.rms_norm_rows[grid](*arguments, **largest, BLOCK=int(which.removeprefix("norm_")))
+    elif kind in ("blocks", "runs"):
+        options = {"SQUARES": int(kind == "blocks"), "TRANSPOSES": int(which == "t")}
+        functions.quantize_blocks[grid](*arguments, **largest, **options, TILE=layout.BLOCK, PART=kernels._PART)
     elif kind == "short":
         rows, columns, block = kernels._SHORT_COLUMNS
         functions.quantize_short_columns[grid](*arguments, **largest, ROWS=rows, TILE=columns, BLOCK=block)
@@ -97,9 +108,9 @@ def launch(functions, kernel_id, grid, arguments):
             **largest,
             UNIT=_UNITS[unit],
             TRANSPOSES=int(which.endswith("_t")),
-            ROWS=kernels._TILE_ROWS[unit],
+            ROWS=kernels._TILE_ROWS,
             TILE=128,
-            PARTIALS=kernels.PARTIALS.get(unit, 32),
+            PARTIALS=kernels.PARTIALS[unit],
         )
 
 
@@ -180,6 +191,13 @@ def by_partial_results(monkeypatch, request):
         monkeypatch.setattr(kernels, "has_short_columns", lambda scales, rows, k: False)
 
 
+@pytest.fixture
+def as_many_runs(monkeypatch, request):
+    """Quantizes runs with the kernel for many, if the test's parameter says so."""
+    if request.param:
+        monkeypatch.setattr(kernels, "_FEW_RUNS", 0)
+
+
 of_short_and_long_columns = pytest.mark.parametrize("by_partial_results", [False, True], indirect=True)
 
 
@@ -192,6 +210,15 @@ def test_bits_are_those_of_the_reference(quantized, by_partial_results, scales, 
     x = (torch.randn(shape) * torch.rand(shape[0], 1) * 100).bfloat16()
     found = quantized(x, scales, transpose, power_of_two=power_of_two)
     assert_same_bits(found, expected(x, scales, transpose, power_of_two=power_of_two))
+
+
+@transposes
+@pytest.mark.parametrize("shape", [(16, 48), (144, 272)])
+@pytest.mark.parametrize("as_many_runs", [True], indirect=True)
+def test_many_runs_have_the_bits_of_few(quantized, as_many_runs, transpose, shape):
+    x = (torch.randn(shape) * torch.rand(shape[0], 1) * 100).bfloat16()
+    x[3, 5], x[7, 9] = float("inf"), float("nan")
+    assert_same_bits(quantized(x, "block", transpose), expected(x, "block", transpose))
 
 
 @of_short_and_long_columns

@@ -89,9 +89,9 @@ class Launch:
         )
 
 
-QUANTIZED_SHAPES = ((144, 272), (528, 400), (16, 4112), (16, 16400))
-"""For sw.quantize: tiles that are cut off, short and long columns, and rows for each kernel of rows; k for the layers
-that quantize."""
+QUANTIZED_SHAPES = ((144, 272), (528, 400), (16, 4112), (16, 16400), (4112, 272))
+"""For sw.quantize: tiles that are cut off, short and long columns, rows for each kernel of rows, and many runs; k for
+the layers that quantize."""
 
 
 def launches_of(kernel: KernelRecord) -> list[Launch]:

@@ -37,8 +37,15 @@ as in BUILD.bazel, and the most programs, each with a partial result of every co
 _COLUMN_SCALES = (64, 32)
 """(partial results, columns) that a program of column_scales reads at a time; as in BUILD.bazel."""
 
-_TILE_ROWS = {"matrix": 64, "column": 64, "block": BLOCK}
-"""Rows of a tile of quantize_tiles, by its unit; as in BUILD.bazel."""
+_TILE_ROWS = 64
+"""Rows of a tile of quantize_tiles; as in BUILD.bazel."""
+
+_PART = 64
+"""Rows or columns of a part of a tile of quantize_blocks; as in BUILD.bazel."""
+
+_FEW_RUNS = 2**20
+"""The most elements of a matrix with a scale for each run whose kernel also takes tiles that share one: it needs more
+registers, but saves a launch, which takes as long."""
 
 _SHORT_COLUMNS = (512, 32, 4096)
 """(rows, columns) of a tile of quantize_short_columns, and elements of a row; as in BUILD.bazel."""
@@ -81,7 +88,7 @@ def why_not(x: torch.Tensor, scales: str, dtype: str, transposes: bool, device: 
     if m > aot_kernels.INT32_MAX - BLOCK or k > PARTIALS["matrix"] * _AMAX_TILE[1]:
         return f"m={m} and k={k} must be below 2**31 and at most 2**19 for the kernels"
     arch, built = aot_kernels.built_for(OP, device.compute_capability), manifest.packaged()
-    variant = "rows_loop" if scales == "row" else f"tiles_{_UNITS[scales]}"
+    variant = {"row": "rows_loop", "tensor": "tiles_matrix"}.get(scales, "blocks")
     id = "" if arch is None else _id(arch, variant, _name(x), dtype)
     # `plan` raises an error for a kernel that was removed.
     if id not in built.kernels and id not in built.removed:
@@ -202,6 +209,16 @@ def _launches(task: Task) -> list[_Launch]:
         outputs = [x8 or xt8, scale or scale_t, xt8, scale_t]
         add(0, "short_columns_t", [sources[0], *outputs, m, k, _ldx(parts[0]), num_tiles + num_rows])
         return launches
+    if unit == "block":
+        outputs = [x8 or xt8, scale or scale_t, xt8 or x8, scale_t or scale]
+        num_tiles, shares_tile = -(-m // BLOCK) * -(-k // BLOCK), int(scales == "block_2d")
+        variant = "runs" if scales == "block" and m * k > _FEW_RUNS else "blocks"
+        add(
+            2,
+            f"{variant}_t" if transposed else variant,
+            [sources[0], *outputs, m, k, _ldx(parts[0]), shares_tile, int(plain), num_tiles],
+        )
+        return launches
     block = next((block for block in ROW_BLOCKS if k <= block), None)
     first = 0
     for source, part in zip(sources, parts):
@@ -229,8 +246,7 @@ def _launches(task: Task) -> list[_Launch]:
             # For what is absent, or not read, another of its type.
             arguments = [
                 source, partial if unit == "matrix" else scale_t or scale, x8 or xt8, scale or scale_t, xt8 or x8,
-                scale_t or scale, rows, k, _ldx(part), m, first, num_partials, int(scales == "block_2d"), int(plain),
-                -(-rows // _TILE_ROWS[unit]) * -(-k // BLOCK),
+                scale_t or scale, rows, k, _ldx(part), m, first, num_partials, int(plain), -(-rows // _TILE_ROWS) * -(-k // BLOCK),
             ]  # fmt: skip
             add(2, f"tiles_{unit}_t" if transposed else f"tiles_{unit}", arguments)
             first += rows

@@ -16,7 +16,8 @@ transpose), the whole matrix, 1 x 128 elements along a row, 128 x 1 along a colu
                      grid: blocks of rows; the rows of a block, and the largest |x| of each of their columns
     column_scales    grid: blocks of columns; the scales of columns from partial results
     quantize_tiles   grid: tiles of rows times tiles of 128 columns; a tile is read once and written in
-                     both orientations. Units that are larger than a tile take the results of those before
+                     both orientations, with the results of those before
+    quantize_blocks  the same for units of a tile, of 128 x 128 elements
     quantize_short_columns
                      grid: tiles of 32 columns, and rows; both orientations of a matrix with few rows, without
                      partial results
@@ -56,16 +57,33 @@ def _bits(x):
 
 
 @triton.jit
+def _quotient(x, inverse, divisor):
+    """x / divisor, rounded to nearest, from the divisor's rounded inverse (Markstein, Computation of elementary
+    functions on the IBM RISC System/6000 processor, 1990). It has no branch, as a division that is rounded has."""
+    quotient = x * inverse
+    return tl.fma(tl.fma(-quotient, divisor, x), inverse, quotient)
+
+
+@triton.jit
+def _inverse(scale):
+    """1 / scale, rounded to nearest, of the scales that `_scale` returns: that of a few bits, and two steps of
+    Newton's."""
+    inverse = 1.0 / scale
+    inverse = tl.fma(tl.fma(-scale, inverse, 1.0), inverse, inverse)
+    return tl.fma(tl.fma(-scale, inverse, 1.0), inverse, inverse)
+
+
+@triton.jit
 def _scale(bits, MAX: tl.constexpr, power_of_two):
     """The scale of a unit from the bits of its largest |x|, and its inverse."""
     amax = bits.to(tl.float32, bitcast=True)
-    scale = tl.div_rn(amax, MAX)
+    scale = _quotient(amax, 1.0 / MAX, MAX)
     scale = tl.maximum(scale, 1.1754943508222875e-38)  # the least normal: its inverse is finite
     rounded_up = (scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000
     scale = tl.where(power_of_two != 0, rounded_up.to(tl.float32, bitcast=True), scale)
     scale = tl.where(bits == 0, 1.0, scale)
     scale = tl.where(bits >= 0x7F800000, float("nan"), scale)
-    return scale, tl.div_rn(1.0, scale)
+    return scale, _inverse(scale)
 
 
 @triton.jit
@@ -297,30 +315,19 @@ def column_scales(
 
 
 @triton.jit
-def _largest(bits, axis: tl.constexpr, shares):
-    """The largest of each run along the axis, or of all if these share it."""
-    largest = tl.max(bits, axis=axis)
-    if shares:
-        largest = tl.maximum(largest, tl.max(largest, axis=0))
-    return largest
-
-
-@triton.jit
 def quantize_tiles(
     x_0, x_1, x_2, partial_0, partial_1, partial_2, x8_0, x8_1, x8_2, scales_0, scales_1, scales_2,
     xt8_0, xt8_1, xt8_2, scales_t_0, scales_t_1, scales_t_2, m_0, m_1, m_2, k_0, k_1, k_2, ldx_0, ldx_1, ldx_2,
     ldt_0, ldt_1, ldt_2, first_0, first_1, first_2, num_partials_0, num_partials_1, num_partials_2,
-    shares_0, shares_1, shares_2, writes_0, writes_1, writes_2, blocks_0, blocks_1, blocks_2,
+    writes_0, writes_1, writes_2, blocks_0, blocks_1, blocks_2,
     power_of_two,
     MAX: tl.constexpr, UNIT: tl.constexpr, TRANSPOSES: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, PARTIALS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of ROWS x TILE. UNIT: 0 the matrix, 1 a column, 2 a run of TILE, or the tile if its runs share a scale;
-    ROWS is TILE then.
+    """A tile of ROWS x TILE. UNIT: 0 the matrix, 1 a column.
 
-    scales: [1], none, [m, ceil(k / TILE)] column-major, or [ceil(m / TILE), ceil(k / TILE)]; scales_t,
-    those of the transpose: [1], [k] (column_scales wrote them), [k, ceil(m / TILE)] column-major, or the
-    transpose of scales. xt8 has the leading dimension ldt, and x is its part from column `first` on.
+    scales and scales_t: [1], or none and [k] (column_scales wrote them). xt8 has the leading dimension ldt, and x is
+    its part from column `first` on.
     """
     which, program = _matrix(blocks_0, blocks_1)
     x = _of(which, x_0, x_1, x_2)
@@ -335,16 +342,13 @@ def quantize_tiles(
     ldt = _of(which, ldt_0, ldt_1, ldt_2)
     first = _of(which, first_0, first_1, first_2)
     num_partials = _of(which, num_partials_0, num_partials_1, num_partials_2)
-    shares = _of(which, shares_0, shares_1, shares_2) != 0
     writes = _of(which, writes_0, writes_1, writes_2)
     row_tiles, column_tiles = tl.cdiv(m, ROWS), tl.cdiv(k, TILE)
     row_tile, column_tile = program % row_tiles, program // row_tiles
     rows = row_tile * ROWS + tl.arange(0, ROWS)
     columns = column_tile * TILE + tl.arange(0, TILE)
     mask = (rows < m)[:, None] & (columns < k)[None, :]
-    values = tl.load(x + rows.to(tl.int64)[:, None] * ldx + columns[None, :], mask=mask, other=0.0)
-    bits = _bits(values)
-    values = values.to(tl.float32)
+    values = _load_tile(x, rows, columns, ldx, mask).to(tl.float32)
     if UNIT == 0:
         others = tl.arange(0, PARTIALS)
         found = tl.load(partial + others, mask=others < num_partials, other=0)
@@ -356,27 +360,103 @@ def quantize_tiles(
                 tl.store(scales_t, scale)
         plain = values * inverse
         other = plain
-    elif UNIT == 1:
-        inverse = tl.div_rn(1.0, tl.load(scales_t + columns, mask=columns < k, other=1.0))
-        other = values * inverse[None, :]
     else:
-        scale, inverse = _scale(_largest(bits, 1, shares), MAX, power_of_two)
-        if writes != 0:
-            at = tl.where(shares, row_tile * column_tiles + column_tile, column_tile.to(tl.int64) * m + rows)
-            tl.store(scales + at, scale, mask=rows < tl.where(shares, row_tile * ROWS + 1, m))
-        plain = values * inverse[:, None]
-        if TRANSPOSES:
-            scale, inverse = _scale(_largest(bits, 0, shares), MAX, power_of_two)
-            at = tl.where(shares, column_tile * row_tiles + row_tile, row_tile.to(tl.int64) * k + columns)
-            tl.store(scales_t + at, scale, mask=columns < tl.where(shares, column_tile * TILE + 1, k))
-            other = values * inverse[None, :]
-    dtype = x8.dtype.element_ty
+        inverse = _inverse(tl.load(scales_t + columns, mask=columns < k, other=1.0))
+        other = values * inverse[None, :]
     if UNIT != 1:  # noqa: SIM102  a constant: a column has no `plain`
         if writes != 0:
-            tl.store(x8 + rows.to(tl.int64)[:, None] * k + columns[None, :], plain.to(dtype), mask=mask)
+            _store_tile(x8, rows, columns, k, plain, mask)
     if TRANSPOSES:
-        at = xt8 + first + columns.to(tl.int64)[:, None] * ldt + rows[None, :]
-        tl.store(at, tl.trans(other.to(dtype)), mask=(columns < k)[:, None] & (rows < m)[None, :])
+        _store_transposed(other, xt8 + first, ldt, rows, columns, mask)
+
+
+@triton.jit
+def quantize_blocks(
+    x_0, x_1, x_2, x8_0, x8_1, x8_2, scales_0, scales_1, scales_2, xt8_0, xt8_1, xt8_2,
+    scales_t_0, scales_t_1, scales_t_2, m_0, m_1, m_2, k_0, k_1, k_2, ldx_0, ldx_1, ldx_2,
+    shares_0, shares_1, shares_2, writes_0, writes_1, writes_2, blocks_0, blocks_1, blocks_2,
+    power_of_two,
+    MAX: tl.constexpr, SQUARES: tl.constexpr, TRANSPOSES: tl.constexpr, TILE: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """A tile of TILE x TILE, whose runs of TILE elements have a scale each or, with SQUARES, may share one. It is read
+    in parts of PART rows or columns, more than once: a whole one would take the registers of two programs.
+
+    scales: [m, ceil(k / TILE)] column-major, or [ceil(m / TILE), ceil(k / TILE)] if the runs share one; scales_t, those
+    of the transpose: [k, ceil(m / TILE)] column-major, or the transpose of scales.
+    """
+    which, program = _matrix(blocks_0, blocks_1)
+    x = _of(which, x_0, x_1, x_2)
+    x8 = _of(which, x8_0, x8_1, x8_2)
+    scales = _of(which, scales_0, scales_1, scales_2)
+    xt8 = _of(which, xt8_0, xt8_1, xt8_2)
+    scales_t = _of(which, scales_t_0, scales_t_1, scales_t_2)
+    m = _of(which, m_0, m_1, m_2)
+    k = _of(which, k_0, k_1, k_2)
+    ldx = _of(which, ldx_0, ldx_1, ldx_2)
+    writes = _of(which, writes_0, writes_1, writes_2)
+    row_tiles = tl.cdiv(m, TILE)
+    row_tile, column_tile = program % row_tiles, program // row_tiles
+    if SQUARES and _of(which, shares_0, shares_1, shares_2) != 0:
+        _quantize_square(
+            x, x8, scales, xt8, scales_t, row_tile, column_tile, m, k, ldx, writes, power_of_two,
+            MAX, TRANSPOSES, TILE, PART,
+        )  # fmt: skip
+    else:
+        _quantize_runs(
+            x, x8, scales, xt8, scales_t, row_tile, column_tile, m, k, ldx, writes, power_of_two,
+            MAX, TRANSPOSES, TILE, PART,
+        )  # fmt: skip
+
+
+@triton.jit
+def _quantize_runs(
+    x, x8, scales, xt8, scales_t, row_tile, column_tile, m, k, ldx, writes, power_of_two,
+    MAX: tl.constexpr, TRANSPOSES: tl.constexpr, TILE: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    rows, columns = row_tile * TILE + tl.arange(0, TILE), column_tile * TILE + tl.arange(0, TILE)
+    part = tl.arange(0, PART)
+    if writes != 0:
+        for begin in range(0, TILE, PART):
+            at = row_tile * TILE + begin + part
+            mask = (at < m)[:, None] & (columns < k)[None, :]
+            values = _load_tile(x, at, columns, ldx, mask)
+            scale, inverse = _scale(tl.max(_bits(values), axis=1), MAX, power_of_two)
+            tl.store(scales + column_tile.to(tl.int64) * m + at, scale, mask=at < m)
+            _store_tile(x8, at, columns, k, values.to(tl.float32) * inverse[:, None], mask)
+    if TRANSPOSES:
+        for begin in range(0, TILE, PART):
+            at = column_tile * TILE + begin + part
+            mask = (rows < m)[:, None] & (at < k)[None, :]
+            values = _load_tile(x, rows, at, ldx, mask)
+            scale, inverse = _scale(tl.max(_bits(values), axis=0), MAX, power_of_two)
+            tl.store(scales_t + row_tile.to(tl.int64) * k + at, scale, mask=at < k)
+            _store_transposed(values.to(tl.float32) * inverse[None, :], xt8, m, rows, at, mask)
+
+
+@triton.jit
+def _quantize_square(
+    x, x8, scales, xt8, scales_t, row_tile, column_tile, m, k, ldx, writes, power_of_two,
+    MAX: tl.constexpr, TRANSPOSES: tl.constexpr, TILE: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    rows, part = row_tile * TILE + tl.arange(0, TILE), tl.arange(0, PART)
+    largest = tl.zeros([TILE], tl.int32)
+    for begin in range(0, TILE, PART):
+        at = column_tile * TILE + begin + part
+        values = _load_tile(x, rows, at, ldx, (rows < m)[:, None] & (at < k)[None, :])
+        largest = tl.maximum(largest, tl.max(_bits(values), axis=1))
+    scale, inverse = _scale(tl.max(largest, axis=0), MAX, power_of_two)
+    if writes != 0:
+        tl.store(scales + row_tile * tl.cdiv(k, TILE) + column_tile, scale)
+    if TRANSPOSES:
+        tl.store(scales_t + column_tile * tl.cdiv(m, TILE) + row_tile, scale)
+    for begin in range(0, TILE, PART):
+        at = column_tile * TILE + begin + part
+        mask = (rows < m)[:, None] & (at < k)[None, :]
+        values = _load_tile(x, rows, at, ldx, mask).to(tl.float32) * inverse
+        if writes != 0:
+            _store_tile(x8, rows, at, k, values, mask)
+        if TRANSPOSES:
+            _store_transposed(values, xt8, m, rows, at, mask)
 
 
 @triton.jit
@@ -391,12 +471,11 @@ def _quantize_columns(
     x, xt8, scales_t, tile, m, k, ldx, power_of_two, MAX: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr
 ):
     rows, columns = tl.arange(0, ROWS), tile * TILE + tl.arange(0, TILE)
-    values = _load_tile(x, rows, columns, ldx, (rows < m)[:, None] & (columns < k)[None, :])
+    mask = (rows < m)[:, None] & (columns < k)[None, :]
+    values = _load_tile(x, rows, columns, ldx, mask)
     scale, inverse = _scale(tl.max(_bits(values), axis=0), MAX, power_of_two)
     tl.store(scales_t + columns, scale, mask=columns < k)
-    values8 = (values.to(tl.float32) * inverse[None, :]).to(xt8.dtype.element_ty)
-    at = columns.to(tl.int64)[:, None] * m + rows[None, :]
-    tl.store(xt8 + at, tl.trans(values8), mask=(columns < k)[:, None] & (rows < m)[None, :])
+    _store_transposed(values.to(tl.float32) * inverse[None, :], xt8, m, rows, columns, mask)
 
 
 @triton.jit
@@ -432,6 +511,12 @@ def _load_tile(x, rows, columns, ldx, mask):
 @triton.jit
 def _store_tile(y, rows, columns, ldy, values, mask):
     tl.store(y + rows.to(tl.int64)[:, None] * ldy + columns[None, :], values.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _store_transposed(values, xt8, ldt, rows, columns, mask):
+    at = xt8 + columns.to(tl.int64)[:, None] * ldt + rows[None, :]
+    tl.store(at, tl.trans(values.to(xt8.dtype.element_ty)), mask=tl.trans(mask))
 
 
 @triton.jit
@@ -538,14 +623,7 @@ def swiglu_amax(
 def _store_both(plain, inverse_rows, x8, ldx, values, inverse_columns, xt8, ldt, rows, columns, mask):
     """x8 of `plain` [rows, columns], and xt8 of the transpose of `values`."""
     _store_tile(x8, rows, columns, ldx, plain.to(tl.float32) * inverse_rows[:, None], mask)
-    _store_transposed(values.to(tl.float32), inverse_columns, xt8, ldt, rows, columns, mask)
-
-
-@triton.jit
-def _store_transposed(wide, inverse_columns, xt8, ldt, rows, columns, mask):
-    values8 = (wide * inverse_columns[None, :]).to(xt8.dtype.element_ty)
-    at = xt8 + columns.to(tl.int64)[:, None] * ldt + rows[None, :]
-    tl.store(at, tl.trans(values8), mask=tl.trans(mask))
+    _store_transposed(values.to(tl.float32) * inverse_columns[None, :], xt8, ldt, rows, columns, mask)
 
 
 @triton.jit
@@ -564,13 +642,13 @@ def swiglu_grad(
     dgate, dup, h = _silu_mul_grad(
         gate, _load_tile(z + n, rows, columns, 2 * n, mask), _load_tile(dh, rows, columns, n, mask)
     )
-    of_rows = tl.div_rn(1.0, tl.load(scales + rows, mask=rows < m, other=1.0))
-    of_gate = tl.div_rn(1.0, tl.load(scales_t + columns, mask=columns < n, other=1.0))
-    of_up = tl.div_rn(1.0, tl.load(scales_t + n + columns, mask=columns < n, other=1.0))
-    of_h = tl.div_rn(1.0, tl.load(scales_h + columns, mask=columns < n, other=1.0))
+    of_rows = _inverse(tl.load(scales + rows, mask=rows < m, other=1.0))
+    of_gate = _inverse(tl.load(scales_t + columns, mask=columns < n, other=1.0))
+    of_up = _inverse(tl.load(scales_t + n + columns, mask=columns < n, other=1.0))
+    of_h = _inverse(tl.load(scales_h + columns, mask=columns < n, other=1.0))
     plain_gate = _scaled(dgate, factors, columns, n, SCALED)
     plain_up = _scaled(dup, factors + n, columns, n, SCALED)
     _store_both(plain_gate, of_rows, dz8, 2 * n, dgate, of_gate, dzt8, m, rows, columns, mask)
     at_up = dzt8 + n.to(tl.int64) * m
     _store_both(plain_up, of_rows, dz8 + n, 2 * n, dup, of_up, at_up, m, rows, columns, mask)
-    _store_transposed(h.to(tl.float32), of_h, ht8, m, rows, columns, mask)
+    _store_transposed(h.to(tl.float32) * of_h[None, :], ht8, m, rows, columns, mask)
