@@ -26,6 +26,7 @@ CHECKS = [
         "nvidia_h100/check_matmul",
         "nvidia_h200/check",
         "nvidia_h200/check_blocks",
+        "nvidia_h200/check_grouped_blocks",
         "nvidia_h200/check_matmul",
         "nvidia_h200/check_others",
         "nvidia_h200/check_quantize",
