@@ -68,8 +68,9 @@ def test_bits_are_those_of_the_reference(on, device, scales, transpose, shape, i
 @pytest.mark.parametrize("in_dtype", [torch.bfloat16, torch.float16])
 def test_the_scale_of_each_magnitude_is_that_of_a_division(on, in_dtype, power_of_two):
     x = torch.arange(-(2**15), 2**15, device=on).to(torch.int16).view(in_dtype)
-    x = x.view(-1, 1).expand(-1, 16).contiguous()
-    assert_same_bits(sw.quantize(x, power_of_two=power_of_two), reference.quantize(x, "row", E4M3, power_of_two))
+    x = x.view(-1, 1).expand(-1, layout.BLOCK).contiguous()
+    found = sw.quantize(x, "block", power_of_two=power_of_two)
+    assert_same_bits(found, reference.quantize(x, "block", E4M3, power_of_two))
 
 
 _CALLS = {

@@ -34,9 +34,8 @@ And of operands that are in fp8 already:
 
     transpose_tiles  grid: tiles of rows times tiles of columns; the transpose, as columns of a wider matrix
 
-A launch of quantize_rows, of the kernels from reduce_amax to quantize_short_columns, and of transpose_tiles does the
-work of up to three matrices: its parameters come in threes, one after the other, and `blocks` is how many programs each
-matrix has.
+A launch of the kernels from reduce_amax to quantize_short_columns, and of transpose_tiles, does the work of up to three
+matrices: its parameters come in threes, one after the other, and `blocks` is how many programs each matrix has.
 
 Each is bound by memory; what makes them fast is that x is read once where its units allow it, and that a loop
 loads what comes next while it works.
@@ -57,33 +56,35 @@ def _bits(x):
 
 
 @triton.jit
-def _quotient(x, inverse, divisor):
-    """x / divisor, rounded to nearest, from the divisor's rounded inverse (Markstein, Computation of elementary
-    functions on the IBM RISC System/6000 processor, 1990). It has no branch, as a division that is rounded has."""
-    quotient = x * inverse
-    return tl.fma(tl.fma(-quotient, divisor, x), inverse, quotient)
-
-
-@triton.jit
-def _inverse(scale):
-    """1 / scale, rounded to nearest, of the scales that `_scale` returns: that of a few bits, and two steps of
-    Newton's."""
-    inverse = 1.0 / scale
-    inverse = tl.fma(tl.fma(-scale, inverse, 1.0), inverse, inverse)
-    return tl.fma(tl.fma(-scale, inverse, 1.0), inverse, inverse)
-
-
-@triton.jit
 def _scale(bits, MAX: tl.constexpr, power_of_two):
     """The scale of a unit from the bits of its largest |x|, and its inverse."""
+    scale = _valid_scale(tl.div_rn(bits.to(tl.float32, bitcast=True), MAX), bits, power_of_two)
+    return scale, tl.div_rn(1.0, scale)
+
+
+@triton.jit
+def _branchless_scale(bits, MAX: tl.constexpr, power_of_two):
+    """`_scale`, bit by bit, for units that are many for a program: a rounded division has a branch.
+
+    The quotient comes from the rounded inverse of MAX (Markstein, Computation of elementary functions on the IBM RISC
+    System/6000 processor, 1990), and the scale's inverse from two of Newton's steps.
+    """
     amax = bits.to(tl.float32, bitcast=True)
-    scale = _quotient(amax, 1.0 / MAX, MAX)
+    quotient = amax * (1.0 / MAX)
+    quotient = tl.fma(tl.fma(-quotient, MAX, amax), 1.0 / MAX, quotient)
+    scale = _valid_scale(quotient, bits, power_of_two)
+    inverse = 1.0 / scale
+    inverse = tl.fma(tl.fma(-scale, inverse, 1.0), inverse, inverse)
+    return scale, tl.fma(tl.fma(-scale, inverse, 1.0), inverse, inverse)
+
+
+@triton.jit
+def _valid_scale(scale, bits, power_of_two):
     scale = tl.maximum(scale, 1.1754943508222875e-38)  # the least normal: its inverse is finite
     rounded_up = (scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000
     scale = tl.where(power_of_two != 0, rounded_up.to(tl.float32, bitcast=True), scale)
     scale = tl.where(bits == 0, 1.0, scale)
-    scale = tl.where(bits >= 0x7F800000, float("nan"), scale)
-    return scale, _inverse(scale)
+    return tl.where(bits >= 0x7F800000, float("nan"), scale)
 
 
 @triton.jit
@@ -117,19 +118,15 @@ def _store_row(values, x8, columns, k, power_of_two, MAX: tl.constexpr):
 
 @triton.jit
 def quantize_rows(
-    x_0, x_1, x_2, factors_0, factors_1, factors_2, x8_0, x8_1, x8_2, scales_0, scales_1, scales_2, k_0, k_1, k_2,
-    ldx_0, ldx_1, ldx_2, blocks_0, blocks_1, blocks_2,
-    power_of_two, MAX: tl.constexpr, BLOCK: tl.constexpr, ONE: tl.constexpr, SCALED: tl.constexpr,
+    x, factors, x8, scales, m, k, ldx, power_of_two,
+    MAX: tl.constexpr, BLOCK: tl.constexpr, ONE: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """A row of x, or of x * factors [k] in float32 if SCALED. ONE: the row fits BLOCK; otherwise it is read twice,
     the second time from the L2."""
-    which, program = _matrix(blocks_0, blocks_1)
-    factors, scales = _of(which, factors_0, factors_1, factors_2), _of(which, scales_0, scales_1, scales_2)
-    k = _of(which, k_0, k_1, k_2)
-    row = program.to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
-    x = _of(which, x_0, x_1, x_2) + row * _of(which, ldx_0, ldx_1, ldx_2)
-    x8 = _of(which, x8_0, x8_1, x8_2) + row * k
+    x += row * ldx
+    x8 += row * k
     if ONE:
         scale = _store_row(_row(x, factors, columns, columns < k, SCALED), x8, columns, k, power_of_two, MAX)
     else:
@@ -343,7 +340,7 @@ def quantize_tiles(
     first = _of(which, first_0, first_1, first_2)
     num_partials = _of(which, num_partials_0, num_partials_1, num_partials_2)
     writes = _of(which, writes_0, writes_1, writes_2)
-    row_tiles, column_tiles = tl.cdiv(m, ROWS), tl.cdiv(k, TILE)
+    row_tiles = tl.cdiv(m, ROWS)
     row_tile, column_tile = program % row_tiles, program // row_tiles
     rows = row_tile * ROWS + tl.arange(0, ROWS)
     columns = column_tile * TILE + tl.arange(0, TILE)
@@ -361,13 +358,15 @@ def quantize_tiles(
         plain = values * inverse
         other = plain
     else:
-        inverse = _inverse(tl.load(scales_t + columns, mask=columns < k, other=1.0))
+        inverse = tl.div_rn(1.0, tl.load(scales_t + columns, mask=columns < k, other=1.0))
         other = values * inverse[None, :]
-    if UNIT != 1:  # noqa: SIM102  a constant: a column has no `plain`
+    if UNIT == 0:  # noqa: SIM102  a constant: a column has no `plain`
         if writes != 0:
             _store_tile(x8, rows, columns, k, plain, mask)
     if TRANSPOSES:
-        _store_transposed(other, xt8 + first, ldt, rows, columns, mask)
+        at = xt8 + first + columns.to(tl.int64)[:, None] * ldt + rows[None, :]
+        values8 = tl.trans(other.to(xt8.dtype.element_ty))
+        tl.store(at, values8, mask=(columns < k)[:, None] & (rows < m)[None, :])
 
 
 @triton.jit
@@ -420,7 +419,7 @@ def _quantize_runs(
             at = row_tile * TILE + begin + part
             mask = (at < m)[:, None] & (columns < k)[None, :]
             values = _load_tile(x, at, columns, ldx, mask)
-            scale, inverse = _scale(tl.max(_bits(values), axis=1), MAX, power_of_two)
+            scale, inverse = _branchless_scale(tl.max(_bits(values), axis=1), MAX, power_of_two)
             tl.store(scales + column_tile.to(tl.int64) * m + at, scale, mask=at < m)
             _store_tile(x8, at, columns, k, values.to(tl.float32) * inverse[:, None], mask)
     if TRANSPOSES:
@@ -428,7 +427,7 @@ def _quantize_runs(
             at = column_tile * TILE + begin + part
             mask = (rows < m)[:, None] & (at < k)[None, :]
             values = _load_tile(x, rows, at, ldx, mask)
-            scale, inverse = _scale(tl.max(_bits(values), axis=0), MAX, power_of_two)
+            scale, inverse = _branchless_scale(tl.max(_bits(values), axis=0), MAX, power_of_two)
             tl.store(scales_t + row_tile.to(tl.int64) * k + at, scale, mask=at < k)
             _store_transposed(values.to(tl.float32) * inverse[None, :], xt8, m, rows, at, mask)
 
@@ -444,7 +443,7 @@ def _quantize_square(
         at = column_tile * TILE + begin + part
         values = _load_tile(x, rows, at, ldx, (rows < m)[:, None] & (at < k)[None, :])
         largest = tl.maximum(largest, tl.max(_bits(values), axis=1))
-    scale, inverse = _scale(tl.max(largest, axis=0), MAX, power_of_two)
+    scale, inverse = _branchless_scale(tl.max(largest, axis=0), MAX, power_of_two)
     if writes != 0:
         tl.store(scales + row_tile * tl.cdiv(k, TILE) + column_tile, scale)
     if TRANSPOSES:
@@ -471,11 +470,12 @@ def _quantize_columns(
     x, xt8, scales_t, tile, m, k, ldx, power_of_two, MAX: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr
 ):
     rows, columns = tl.arange(0, ROWS), tile * TILE + tl.arange(0, TILE)
-    mask = (rows < m)[:, None] & (columns < k)[None, :]
-    values = _load_tile(x, rows, columns, ldx, mask)
+    values = _load_tile(x, rows, columns, ldx, (rows < m)[:, None] & (columns < k)[None, :])
     scale, inverse = _scale(tl.max(_bits(values), axis=0), MAX, power_of_two)
     tl.store(scales_t + columns, scale, mask=columns < k)
-    _store_transposed(values.to(tl.float32) * inverse[None, :], xt8, m, rows, columns, mask)
+    values8 = (values.to(tl.float32) * inverse[None, :]).to(xt8.dtype.element_ty)
+    at = columns.to(tl.int64)[:, None] * m + rows[None, :]
+    tl.store(xt8 + at, tl.trans(values8), mask=(columns < k)[:, None] & (rows < m)[None, :])
 
 
 @triton.jit
@@ -642,10 +642,10 @@ def swiglu_grad(
     dgate, dup, h = _silu_mul_grad(
         gate, _load_tile(z + n, rows, columns, 2 * n, mask), _load_tile(dh, rows, columns, n, mask)
     )
-    of_rows = _inverse(tl.load(scales + rows, mask=rows < m, other=1.0))
-    of_gate = _inverse(tl.load(scales_t + columns, mask=columns < n, other=1.0))
-    of_up = _inverse(tl.load(scales_t + n + columns, mask=columns < n, other=1.0))
-    of_h = _inverse(tl.load(scales_h + columns, mask=columns < n, other=1.0))
+    of_rows = tl.div_rn(1.0, tl.load(scales + rows, mask=rows < m, other=1.0))
+    of_gate = tl.div_rn(1.0, tl.load(scales_t + columns, mask=columns < n, other=1.0))
+    of_up = tl.div_rn(1.0, tl.load(scales_t + n + columns, mask=columns < n, other=1.0))
+    of_h = tl.div_rn(1.0, tl.load(scales_h + columns, mask=columns < n, other=1.0))
     plain_gate = _scaled(dgate, factors, columns, n, SCALED)
     plain_up = _scaled(dup, factors + n, columns, n, SCALED)
     _store_both(plain_gate, of_rows, dz8, 2 * n, dgate, of_gate, dzt8, m, rows, columns, mask)
