@@ -30,6 +30,7 @@ CHECKS = [
         "nvidia_h200/check_matmul",
         "nvidia_h200/check_others",
         "nvidia_h200/check_quantize",
+        "nvidia_h200/check_quantize_blocks",
     )
 ]
 
