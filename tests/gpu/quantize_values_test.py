@@ -66,11 +66,14 @@ def test_bits_are_those_of_the_reference(on, device, scales, transpose, shape, i
 
 @pytest.mark.parametrize("power_of_two", [False, True])
 @pytest.mark.parametrize("in_dtype", [torch.bfloat16, torch.float16])
-def test_the_scale_of_each_magnitude_is_that_of_a_division(on, in_dtype, power_of_two):
-    x = torch.arange(-(2**15), 2**15, device=on).to(torch.int16).view(in_dtype)
-    x = x.view(-1, 1).expand(-1, layout.BLOCK).contiguous()
-    found = sw.quantize(x, "block", power_of_two=power_of_two)
-    assert_same_bits(found, reference.quantize(x, "block", E4M3, power_of_two))
+def test_the_scale_and_the_values_of_each_magnitude_are_those_of_a_division(on, in_dtype, power_of_two):
+    largest = torch.arange(-(2**15), 2**15, device=on).to(torch.int16).view(in_dtype)
+    x = (largest.float().view(-1, 1) * torch.linspace(1, 0, layout.BLOCK, device=on)).to(in_dtype)
+    # All at once, by the kernel for many runs, and in parts, by the one for both kinds of blocks.
+    for part in (x, *x.split(kernels._FEW_RUNS // layout.BLOCK)):
+        for scales in ("block", "block_2d"):
+            found = sw.quantize(part, scales, power_of_two=power_of_two)
+            assert_same_bits(found, reference.quantize(part, scales, E4M3, power_of_two))
 
 
 _CALLS = {

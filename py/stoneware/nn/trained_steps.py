@@ -21,8 +21,8 @@ from stoneware.nn.steps import NONE, Matmul, Step, Steps
 from stoneware.quantizing import kernels
 
 _SMALL = 2**19
-"""Elements of an operand whose tensor scale backward finds again: a launch reads dy for its own scale anyway, and the
-host would need more time to keep the reduction than the GPU to repeat it."""
+"""Elements up to which backward finds the tensor scale of an operand again: a launch reads dy for its own scale anyway,
+and the host would need more time to keep the reduction than the GPU to repeat it."""
 
 
 def shares(recipe: str, operand: torch.Tensor) -> bool:

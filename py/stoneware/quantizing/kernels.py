@@ -40,12 +40,9 @@ _COLUMN_SCALES = (64, 32)
 _TILE_ROWS = 64
 """Rows of a tile of quantize_tiles; as in BUILD.bazel."""
 
-_PART = 64
-"""Rows or columns of a part of a tile of quantize_blocks; as in BUILD.bazel."""
-
 _FEW_RUNS = 2**20
-"""The most elements of a matrix with a scale for each run whose kernel also takes tiles that share one: it needs more
-registers, but saves a launch, which takes as long."""
+"""Elements up to which a matrix with a scale for each run has the kernel that also takes tiles that share one, so that
+both kinds have one launch. It needs more registers; up to this size a launch costs more."""
 
 _SHORT_COLUMNS = (512, 32, 4096)
 """(rows, columns) of a tile of quantize_short_columns, and elements of a row; as in BUILD.bazel."""
@@ -75,7 +72,8 @@ _ONE_MATRIX = frozenset({"rows_loop", *(f"rows_{block}" for block in ROW_BLOCKS)
 """The kernels of which a launch takes one matrix."""
 
 _UNITS = {"tensor": "matrix", "row": "column", "block": "block", "block_2d": "block"}
-"""scales -> the unit that shares a scale, in the kernels' names; a row of the transpose is a column of x."""
+"""scales -> the unit that shares a scale, in the names of the kernels amax and tiles; a row of the transpose is a
+column of x."""
 
 
 def why_not(x: torch.Tensor, scales: str, dtype: str, transposes: bool, device: Device) -> str | None:

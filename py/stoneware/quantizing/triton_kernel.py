@@ -17,7 +17,8 @@ transpose), the whole matrix, 1 x 128 elements along a row, 128 x 1 along a colu
     column_scales    grid: blocks of columns; the scales of columns from partial results
     quantize_tiles   grid: tiles of rows times tiles of 128 columns; a tile is read once and written in
                      both orientations, with the results of those before
-    quantize_blocks  the same for units of a tile, of 128 x 128 elements
+    quantize_blocks  the same for units of 1 x 128, 128 x 1 and 128 x 128, which a tile of 128 rows has whole; it is
+                     read in parts, again from the caches for the other orientation
     quantize_short_columns
                      grid: tiles of 32 columns, and rows; both orientations of a matrix with few rows, without
                      partial results
@@ -64,10 +65,11 @@ def _scale(bits, MAX: tl.constexpr, power_of_two):
 
 @triton.jit
 def _branchless_scale(bits, MAX: tl.constexpr, power_of_two):
-    """`_scale`, bit by bit, for units that are many for a program: a rounded division has a branch.
+    """Bitwise equal to `_scale` for each float32, without the branches of rounded divisions, for programs with many
+    units.
 
     The quotient comes from the rounded inverse of MAX (Markstein, Computation of elementary functions on the IBM RISC
-    System/6000 processor, 1990), and the scale's inverse from two of Newton's steps.
+    System/6000 processor, 1990), and the scale's inverse from two Newton steps.
     """
     amax = bits.to(tl.float32, bitcast=True)
     quotient = amax * (1.0 / MAX)
