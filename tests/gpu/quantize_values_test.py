@@ -71,7 +71,7 @@ def test_the_scale_and_the_values_of_each_magnitude_are_those_of_a_division(on, 
     x = (largest.float().view(-1, 1) * torch.linspace(1, 0, layout.BLOCK, device=on)).to(in_dtype)
     # All at once, by the kernel for many runs, and in parts, by the one for both kinds of blocks.
     for part in (x, *x.split(kernels._FEW_RUNS // layout.BLOCK)):
-        for scales in ("block", "block_2d"):
+        for scales in ("row", "block", "block_2d"):
             found = sw.quantize(part, scales, power_of_two=power_of_two)
             assert_same_bits(found, reference.quantize(part, scales, E4M3, power_of_two))
 

@@ -57,36 +57,32 @@ def _bits(x):
 
 
 @triton.jit
-def _scale(bits, MAX: tl.constexpr, power_of_two):
-    """The scale of a unit from the bits of its largest |x|, and its inverse."""
-    scale = _valid_scale(tl.div_rn(bits.to(tl.float32, bitcast=True), MAX), bits, power_of_two)
-    return scale, tl.div_rn(1.0, scale)
+def _quotient(x, inverse, divisor):
+    """x / divisor, rounded to nearest, from the divisor's rounded inverse (Markstein, Computation of elementary
+    functions on the IBM RISC System/6000 processor, 1990). A rounded division has branches; this has none."""
+    quotient = x * inverse
+    return tl.fma(tl.fma(-quotient, divisor, x), inverse, quotient)
 
 
 @triton.jit
-def _branchless_scale(bits, MAX: tl.constexpr, power_of_two):
-    """Bitwise equal to `_scale` for each float32, without the branches of rounded divisions, for programs with many
-    units.
-
-    The quotient comes from the rounded inverse of MAX (Markstein, Computation of elementary functions on the IBM RISC
-    System/6000 processor, 1990), and the scale's inverse from two Newton steps.
-    """
-    amax = bits.to(tl.float32, bitcast=True)
-    quotient = amax * (1.0 / MAX)
-    quotient = tl.fma(tl.fma(-quotient, MAX, amax), 1.0 / MAX, quotient)
-    scale = _valid_scale(quotient, bits, power_of_two)
+def _inverse(scale):
+    """1 / scale, rounded to nearest, of the scales that `_scale` returns: an approximation and two Newton steps."""
     inverse = 1.0 / scale
     inverse = tl.fma(tl.fma(-scale, inverse, 1.0), inverse, inverse)
-    return scale, tl.fma(tl.fma(-scale, inverse, 1.0), inverse, inverse)
+    return tl.fma(tl.fma(-scale, inverse, 1.0), inverse, inverse)
 
 
 @triton.jit
-def _valid_scale(scale, bits, power_of_two):
+def _scale(bits, MAX: tl.constexpr, power_of_two):
+    """The scale of a unit from the bits of its largest |x|, and its inverse."""
+    amax = bits.to(tl.float32, bitcast=True)
+    scale = _quotient(amax, 1.0 / MAX, MAX)
     scale = tl.maximum(scale, 1.1754943508222875e-38)  # the least normal: its inverse is finite
     rounded_up = (scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000
     scale = tl.where(power_of_two != 0, rounded_up.to(tl.float32, bitcast=True), scale)
     scale = tl.where(bits == 0, 1.0, scale)
-    return tl.where(bits >= 0x7F800000, float("nan"), scale)
+    scale = tl.where(bits >= 0x7F800000, float("nan"), scale)
+    return scale, _inverse(scale)
 
 
 @triton.jit
@@ -360,15 +356,13 @@ def quantize_tiles(
         plain = values * inverse
         other = plain
     else:
-        inverse = tl.div_rn(1.0, tl.load(scales_t + columns, mask=columns < k, other=1.0))
+        inverse = _inverse(tl.load(scales_t + columns, mask=columns < k, other=1.0))
         other = values * inverse[None, :]
     if UNIT == 0:  # noqa: SIM102  a constant: a column has no `plain`
         if writes != 0:
             _store_tile(x8, rows, columns, k, plain, mask)
     if TRANSPOSES:
-        at = xt8 + first + columns.to(tl.int64)[:, None] * ldt + rows[None, :]
-        values8 = tl.trans(other.to(xt8.dtype.element_ty))
-        tl.store(at, values8, mask=(columns < k)[:, None] & (rows < m)[None, :])
+        _store_transposed(other, xt8 + first, ldt, rows, columns, mask)
 
 
 @triton.jit
@@ -421,7 +415,7 @@ def _quantize_runs(
             at = row_tile * TILE + begin + part
             mask = (at < m)[:, None] & (columns < k)[None, :]
             values = _load_tile(x, at, columns, ldx, mask)
-            scale, inverse = _branchless_scale(tl.max(_bits(values), axis=1), MAX, power_of_two)
+            scale, inverse = _scale(tl.max(_bits(values), axis=1), MAX, power_of_two)
             tl.store(scales + column_tile.to(tl.int64) * m + at, scale, mask=at < m)
             _store_tile(x8, at, columns, k, values.to(tl.float32) * inverse[:, None], mask)
     if TRANSPOSES:
@@ -429,7 +423,7 @@ def _quantize_runs(
             at = column_tile * TILE + begin + part
             mask = (rows < m)[:, None] & (at < k)[None, :]
             values = _load_tile(x, rows, at, ldx, mask)
-            scale, inverse = _branchless_scale(tl.max(_bits(values), axis=0), MAX, power_of_two)
+            scale, inverse = _scale(tl.max(_bits(values), axis=0), MAX, power_of_two)
             tl.store(scales_t + row_tile.to(tl.int64) * k + at, scale, mask=at < k)
             _store_transposed(values.to(tl.float32) * inverse[None, :], xt8, m, rows, at, mask)
 
@@ -445,7 +439,7 @@ def _quantize_square(
         at = column_tile * TILE + begin + part
         values = _load_tile(x, rows, at, ldx, (rows < m)[:, None] & (at < k)[None, :])
         largest = tl.maximum(largest, tl.max(_bits(values), axis=1))
-    scale, inverse = _branchless_scale(tl.max(largest, axis=0), MAX, power_of_two)
+    scale, inverse = _scale(tl.max(largest, axis=0), MAX, power_of_two)
     if writes != 0:
         tl.store(scales + row_tile * tl.cdiv(k, TILE) + column_tile, scale)
     if TRANSPOSES:
@@ -472,12 +466,11 @@ def _quantize_columns(
     x, xt8, scales_t, tile, m, k, ldx, power_of_two, MAX: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr
 ):
     rows, columns = tl.arange(0, ROWS), tile * TILE + tl.arange(0, TILE)
-    values = _load_tile(x, rows, columns, ldx, (rows < m)[:, None] & (columns < k)[None, :])
+    mask = (rows < m)[:, None] & (columns < k)[None, :]
+    values = _load_tile(x, rows, columns, ldx, mask)
     scale, inverse = _scale(tl.max(_bits(values), axis=0), MAX, power_of_two)
     tl.store(scales_t + columns, scale, mask=columns < k)
-    values8 = (values.to(tl.float32) * inverse[None, :]).to(xt8.dtype.element_ty)
-    at = columns.to(tl.int64)[:, None] * m + rows[None, :]
-    tl.store(xt8 + at, tl.trans(values8), mask=(columns < k)[:, None] & (rows < m)[None, :])
+    _store_transposed(values.to(tl.float32) * inverse[None, :], xt8, m, rows, columns, mask)
 
 
 @triton.jit
@@ -644,10 +637,10 @@ def swiglu_grad(
     dgate, dup, h = _silu_mul_grad(
         gate, _load_tile(z + n, rows, columns, 2 * n, mask), _load_tile(dh, rows, columns, n, mask)
     )
-    of_rows = tl.div_rn(1.0, tl.load(scales + rows, mask=rows < m, other=1.0))
-    of_gate = tl.div_rn(1.0, tl.load(scales_t + columns, mask=columns < n, other=1.0))
-    of_up = tl.div_rn(1.0, tl.load(scales_t + n + columns, mask=columns < n, other=1.0))
-    of_h = tl.div_rn(1.0, tl.load(scales_h + columns, mask=columns < n, other=1.0))
+    of_rows = _inverse(tl.load(scales + rows, mask=rows < m, other=1.0))
+    of_gate = _inverse(tl.load(scales_t + columns, mask=columns < n, other=1.0))
+    of_up = _inverse(tl.load(scales_t + n + columns, mask=columns < n, other=1.0))
+    of_h = _inverse(tl.load(scales_h + columns, mask=columns < n, other=1.0))
     plain_gate = _scaled(dgate, factors, columns, n, SCALED)
     plain_up = _scaled(dup, factors + n, columns, n, SCALED)
     _store_both(plain_gate, of_rows, dz8, 2 * n, dgate, of_gate, dzt8, m, rows, columns, mask)
