@@ -68,9 +68,6 @@ _SWIGLU_PROGRAMS = 1024
 _MATRICES = 3
 """Matrices that a launch takes; as in BUILD.bazel."""
 
-_ONE_MATRIX = frozenset({"rows_loop", *(f"rows_{block}" for block in ROW_BLOCKS)})
-"""The kernels of which a launch takes one matrix."""
-
 _UNITS = {"tensor": "matrix", "row": "column", "block": "block", "block_2d": "block"}
 """scales -> the unit that shares a scale, in the names of the kernels amax and tiles; a row of the transpose is a
 column of x."""
@@ -150,11 +147,6 @@ class _Launch(NamedTuple):
     def kernel(self) -> tuple[Any, ...]:
         return self.variant, self.in_dtype, self.out_dtype, self.options
 
-    @property
-    def most_matrices(self) -> int:
-        """How many matrices a launch takes."""
-        return 1 if self.variant in _ONE_MATRIX else _MATRICES
-
 
 def plan(tasks: Sequence[Task], num_tensors: int, device: Device) -> Any:
     """The plan that quantizes matrices; kernels that work on several do so in one launch.
@@ -168,7 +160,7 @@ def plan(tasks: Sequence[Task], num_tensors: int, device: Device) -> Any:
         first = min((queue[0] for queue in queues), key=lambda launch: launch.stage)
         together: list[_Launch] = []
         for queue in queues:
-            while queue and queue[0].kernel == first.kernel and len(together) < first.most_matrices:
+            while queue and queue[0].kernel == first.kernel and len(together) < _MATRICES:
                 together.append(queue.pop(0))
         steps.append(_step(together, device))
     return aot_kernels.plan(device, num_tensors, steps)
@@ -177,13 +169,10 @@ def plan(tasks: Sequence[Task], num_tensors: int, device: Device) -> Any:
 def _step(launches: list[_Launch], device: Device) -> Any:
     first = launches[0]
     grid = (sum(launch.arguments[-1] for launch in launches), 1, 1)
-    if first.most_matrices == 1:
-        arguments = [*first.arguments[:-1], *first.options]
-    else:
-        # One that is absent has no programs.
-        matrices = [launch.arguments for launch in launches] + [first.arguments] * (_MATRICES - len(launches))
-        arguments = [argument for of_matrices in zip(*matrices) for argument in of_matrices]
-        arguments += first.options
+    # One that is absent has no programs.
+    matrices = [launch.arguments for launch in launches] + [first.arguments] * (_MATRICES - len(launches))
+    arguments = [argument for of_matrices in zip(*matrices) for argument in of_matrices]
+    arguments += first.options
     arch = aot_kernels.built_for(OP, device.compute_capability)
     assert arch is not None  # `why_not` asked
     id = _id(arch, first.variant, first.in_dtype, first.out_dtype)
@@ -238,7 +227,7 @@ def _launches(task: Task) -> list[_Launch]:
             add(0, f"rows_columns_{block}", arguments)
             num_partials += num_blocks
         elif unit == "column" and plain:
-            add(0, f"rows_{block or 'loop'}", [source, scale, x8, scale, rows, k, ldx, rows])
+            add(0, f"rows_{block or 'loop'}", [source, scale, x8, scale, k, ldx, rows])
         first += rows
     if (finds_columns or unit == "matrix") and not num_partials:
         (row_blocks, column_blocks), rows_per_block = amax_blocks(m, k, unit)
@@ -255,8 +244,7 @@ def _launches(task: Task) -> list[_Launch]:
             # For what is absent, or not read, another of its type.
             arguments = [
                 source, partial if unit == "matrix" else scale_t or scale, x8 or xt8, scale or scale_t, xt8 or x8,
-                scale_t or scale, rows, k, _ldx(part), m, first, num_partials, int(plain),
-                -(-rows // _TILE_ROWS) * -(-k // BLOCK),
+                scale_t or scale, rows, k, _ldx(part), m, first, num_partials, int(plain), -(-rows // _TILE_ROWS) * -(-k // BLOCK),
             ]  # fmt: skip
             add(2, f"tiles_{unit}_t" if transposed else f"tiles_{unit}", arguments)
             first += rows
@@ -316,6 +304,20 @@ def rows_plan(name: str, x: torch.Tensor, k: int, num_tensors: int, options: Seq
     arguments = [*addresses, x.shape[0], k, _ldx(x), *options]
     kernel = _kernel(f"{name}_{block}", _name(x), arguments, device)
     return aot_kernels.plan(device, num_tensors, [(kernel, (x.shape[0], 1, 1), arguments)])
+
+
+def scaled_rows_plan(x: torch.Tensor, power_of_two: bool, device: Device) -> Any:
+    """The plan of `fused.scaled_rows_plan`, of which x is.
+
+    Raises:
+      UnsupportedError, TableError: the kernel cannot be loaded.
+      BackwardNotBuiltError: this installation excludes this kernel.
+    """
+    m, k = x.shape
+    block = next((block for block in ROW_BLOCKS if k <= block), "loop")
+    arguments = [*[("address", position) for position in range(4)], k, _ldx(x), m]
+    launch = _Launch(0, f"scaled_rows_{block}", _name(x), "e4m3", (int(power_of_two),), arguments)
+    return aot_kernels.plan(device, 4, [_step([launch], device)])
 
 
 def silu_mul_runs_plan(z: torch.Tensor, power_of_two: bool, device: Device) -> Any:

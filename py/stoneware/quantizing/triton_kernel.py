@@ -35,8 +35,9 @@ And of operands that are in fp8 already:
 
     transpose_tiles  grid: tiles of rows times tiles of columns; the transpose, as columns of a wider matrix
 
-A launch of the kernels from reduce_amax to quantize_short_columns, and of transpose_tiles, does the work of up to three
-matrices: its parameters come in threes, one after the other, and `blocks` is how many programs each matrix has.
+A launch of quantize_rows, of the kernels from reduce_amax to quantize_short_columns, and of transpose_tiles does the
+work of up to three matrices: its parameters come in threes, one after the other, and `blocks` is how many programs each
+matrix has.
 
 Each is bound by memory; what makes them fast is that x is read once where its units allow it, and that a loop
 loads what comes next while it works.
@@ -116,15 +117,19 @@ def _store_row(values, x8, columns, k, power_of_two, MAX: tl.constexpr):
 
 @triton.jit
 def quantize_rows(
-    x, factors, x8, scales, m, k, ldx, power_of_two,
-    MAX: tl.constexpr, BLOCK: tl.constexpr, ONE: tl.constexpr, SCALED: tl.constexpr,
+    x_0, x_1, x_2, factors_0, factors_1, factors_2, x8_0, x8_1, x8_2, scales_0, scales_1, scales_2, k_0, k_1, k_2,
+    ldx_0, ldx_1, ldx_2, blocks_0, blocks_1, blocks_2,
+    power_of_two, MAX: tl.constexpr, BLOCK: tl.constexpr, ONE: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """A row of x, or of x * factors [k] in float32 if SCALED. ONE: the row fits BLOCK; otherwise it is read twice,
     the second time from the L2."""
-    row = tl.program_id(0).to(tl.int64)
+    which, program = _matrix(blocks_0, blocks_1)
+    factors, scales = _of(which, factors_0, factors_1, factors_2), _of(which, scales_0, scales_1, scales_2)
+    k = _of(which, k_0, k_1, k_2)
+    row = program.to(tl.int64)
     columns = tl.arange(0, BLOCK)
-    x += row * ldx
-    x8 += row * k
+    x = _of(which, x_0, x_1, x_2) + row * _of(which, ldx_0, ldx_1, ldx_2)
+    x8 = _of(which, x8_0, x8_1, x8_2) + row * k
     if ONE:
         scale = _store_row(_row(x, factors, columns, columns < k, SCALED), x8, columns, k, power_of_two, MAX)
     else:
