@@ -149,7 +149,8 @@ struct SharedMemory {
   Mbarrier* empty;
   Mbarrier* summed;  // partial sums of the other blocks have arrived
   int* offsets;      // of groups
-  int* m_tile_ends;  // of each group: tiles along m of all groups up to it
+  int* tile_ends;    // of each group: tiles of all groups up to it
+  int2* tiles;       // of each stage, if a tile begins there: see TileOffset
 
   __device__ explicit SharedMemory(char* base)
       : rows(reinterpret_cast<Element*>(base)),
@@ -162,7 +163,8 @@ struct SharedMemory {
         empty(full + Shape::kStages),
         summed(full + 2 * Shape::kStages),
         offsets(reinterpret_cast<int*>(base + Shape::kTableAt)),
-        m_tile_ends(offsets + kMaxGroups) {}
+        tile_ends(offsets + kMaxGroups),
+        tiles(reinterpret_cast<int2*>(tile_ends + kMaxGroups)) {}
 
   // `tile_idx`: how many tiles the block had before this one.
   __device__ float* ScalesOfB(int tile_idx) const {

@@ -26,11 +26,12 @@ struct TileOffset<Shape, true> {
 
   template <class Params>
   __device__ TileOffset(const Params& params, const SharedMemory<Shape>& shared, int tile) {
-    const GroupTile found =
-        TileAt(tile, shared.m_tile_ends, params.num_groups, TilesAlongN(params), params.band);
-    const GroupRows rows = RowsOfGroup(shared.offsets, found.group, params.m);
-    group = found.group;
+    group = GroupAt(tile, shared.tile_ends, params.num_groups);
+    const GroupRows rows = RowsOfGroup(shared.offsets, group, params.m);
     group_end = rows.end;
+    const TileOfGroup found = TileAt(group == 0 ? tile : tile - shared.tile_ends[group - 1],
+                                     NumTiles(rows.end - rows.begin, Shape::kTileM),
+                                     params.tiles_of_band, params.height_of_band.divisor);
     int n_tile = found.n_idx;
     if constexpr (Shape::kBlocksAlongN > 1) {
       n_tile = n_tile * Shape::kBlocksAlongN + static_cast<int>(BlockInCluster());
@@ -45,17 +46,30 @@ struct TileOffset<Shape, true> {
     m = min(m, max(rows.end - extent, rows.begin));
   }
 
-  // Tiles of a cluster, whose blocks lie side by side.
-  template <class Params>
-  static __device__ int TilesAlongN(const Params& params) {
-    return NumTiles(params.n, Shape::kTileN * Shape::kBlocksAlongN);
+  // What Share stored for the tile that begins at `stage`. To find it again would take as long as a
+  // step of k.
+  __device__ TileOffset(const SharedMemory<Shape>& shared, int stage) {
+    const int2 begin = shared.tiles[2 * stage];
+    const int2 rest = shared.tiles[2 * stage + 1];
+    m = begin.x;
+    n = begin.y;
+    group_end = rest.x;
+    group = rest.y / 2;
+    if constexpr (kHasHalves) is_half = rest.y % 2 != 0;
+  }
+
+  // Before the stage is full.
+  __device__ void Share(const SharedMemory<Shape>& shared, int stage) const {
+    shared.tiles[2 * stage] = make_int2(m, n);
+    shared.tiles[2 * stage + 1] = make_int2(group_end, group * 2 + (is_half ? 1 : 0));
+    FenceCompiler();
   }
 
   __device__ bool HasRowsOfOthers() const { return m + Shape::kTileM > group_end; }
 };
 
-// Fills the block's table: the offsets, and for each group how many tiles along m it and the groups
-// before it have. Called by the whole block, before anything reads the table.
+// Fills the block's table: the offsets, and for each group how many tiles it and the groups before
+// it have. Called by the whole block, before anything reads the table.
 template <class Shape>
 __device__ void MakeTable(const typename Shape::Params& params, const SharedMemory<Shape>& shared) {
   for (int group = static_cast<int>(threadIdx.x); group < params.num_groups;
@@ -69,18 +83,25 @@ __device__ void MakeTable(const typename Shape::Params& params, const SharedMemo
     const int run = (params.num_groups + 31) / 32;
     const int begin = min(lane * run, params.num_groups);
     const int end = min(begin + run, params.num_groups);
-    int count = 0;
-    for (int group = begin; group < end; ++group) {
+    // Tiles along n, counted per cluster.
+    const int num_n_tiles = NumTiles(params.n, Shape::kTileN * Shape::kBlocksAlongN);
+    // Offsets that decrease may count rows many times.
+    const auto tiles_of = [&](int group) -> std::int64_t {
       const GroupRows rows = RowsOfGroup(shared.offsets, group, params.m);
-      count += NumTiles(rows.end - rows.begin, Shape::kTileM);
-      shared.m_tile_ends[group] = count;
-    }
-    int sum = count;
+      return std::int64_t{NumTiles(rows.end - rows.begin, Shape::kTileM)} * num_n_tiles;
+    };
+    std::int64_t count = 0;
+    for (int group = begin; group < end; ++group) count += tiles_of(group);
+    std::int64_t sum = count;
     for (int distance = 1; distance < 32; distance *= 2) {
-      const int other = __shfl_up_sync(0xffffffffu, sum, distance);
+      const std::int64_t other = __shfl_up_sync(0xffffffffu, sum, distance);
       if (lane >= distance) sum += other;
     }
-    for (int group = begin; group < end; ++group) shared.m_tile_ends[group] += sum - count;
+    sum -= count;
+    for (int group = begin; group < end; ++group) {
+      sum += tiles_of(group);
+      shared.tile_ends[group] = static_cast<int>(min(sum, std::int64_t{params.num_tiles}));
+    }
   }
   __syncthreads();
 }
@@ -90,7 +111,7 @@ template <class Shape>
 __device__ int TilesOfResult(const typename Shape::Params& params,
                              const SharedMemory<Shape>& shared) {
   if constexpr (Shape::kGroups) {
-    return shared.m_tile_ends[params.num_groups - 1] * TileOffset<Shape>::TilesAlongN(params);
+    return shared.tile_ends[params.num_groups - 1];
   } else {
     return params.num_tiles;
   }

@@ -94,6 +94,9 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
         Mbarrier* const full = &shared.full[stage];
         // In the first round the stage is empty: the phase before the first counts as complete.
         shared.empty[stage].Wait(ring.parity ^ 1);
+        if constexpr (Shape::kHandsOverTiles) {
+          if (i == 0) offset.Share(shared, stage);
+        }
         full->ArriveAndExpect(params.stage_bytes);
         for (int chunk = 0; chunk < Shape::kChunks; ++chunk) {
           const int k = (slice.first_step + i) * Shape::kTileK + chunk * Shape::kChunkElements;
