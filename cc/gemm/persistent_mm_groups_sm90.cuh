@@ -18,11 +18,8 @@ struct TileOffset<Shape, true> {
   int group;
   int group_end;  // the row after its last
   // Whether the tile's first half has all rows that are left of the group: the second is not
-  // multiplied.
+  // loaded, and not multiplied.
   bool is_half = false;
-
-  // A tile of 64 rows twice for each warp group can be halved.
-  static constexpr bool kHasHalves = Shape::kOverlapsSums && Shape::kRowSteps == 2;
 
   template <class Params>
   __device__ TileOffset(const Params& params, const SharedMemory<Shape>& shared, int tile) {
@@ -38,12 +35,8 @@ struct TileOffset<Shape, true> {
     }
     n = FirstOfTile<Shape::kTileN, Shape::kFullAlongN>(n_tile, params.n);
     m = rows.begin + found.m_idx * Shape::kTileM;
-    int extent = Shape::kTileM;
-    if constexpr (kHasHalves) {
-      is_half = rows.end - m <= Shape::kTileM / 2;
-      if (is_half) extent = Shape::kTileM / 2;
-    }
-    m = min(m, max(rows.end - extent, rows.begin));
+    if constexpr (Shape::kHasHalves) is_half = rows.end - m <= Shape::kTileM / 2;
+    m = min(m, max(rows.end - Extent(), rows.begin));
   }
 
   // What Share stored for the tile that begins at `stage`. To find it again would take as long as a
@@ -55,7 +48,7 @@ struct TileOffset<Shape, true> {
     n = begin.y;
     group_end = rest.x;
     group = rest.y / 2;
-    if constexpr (kHasHalves) is_half = rest.y % 2 != 0;
+    if constexpr (Shape::kHasHalves) is_half = rest.y % 2 != 0;
   }
 
   // Before the stage is full.
@@ -65,7 +58,11 @@ struct TileOffset<Shape, true> {
     FenceCompiler();
   }
 
-  __device__ bool HasRowsOfOthers() const { return m + Shape::kTileM > group_end; }
+  __device__ bool HasRowsOfOthers() const { return m + Extent() > group_end; }
+
+ private:
+  // The number of its rows.
+  __device__ int Extent() const { return is_half ? Shape::kTileM / 2 : Shape::kTileM; }
 };
 
 // Fills the block's table: the offsets, and for each group how many tiles it and the groups before

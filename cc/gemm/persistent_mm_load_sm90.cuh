@@ -34,6 +34,18 @@ __device__ __forceinline__ void LoadPart(void* chunk, int part, int first_row, i
   }
 }
 
+// The bytes that are loaded for a stage of a tile.
+template <class Shape>
+__device__ __forceinline__ int BytesOfStage(const typename Shape::Params& params,
+                                            const TileOffset<Shape>& offset) {
+  if constexpr (Shape::kHasHalves) {
+    if (offset.is_half) {
+      return params.stage_bytes - Shape::kChunks * Shape::BoxesOfA::BytesOfChunk(params.m);
+    }
+  }
+  return params.stage_bytes;
+}
+
 // Loads the block's tiles, stage after stage. Runs on a warp, of which one thread loads.
 template <class Shape, bool kSplitsK>
 __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemory<Shape>& shared,
@@ -97,7 +109,7 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
         if constexpr (Shape::kHandsOverTiles) {
           if (i == 0) offset.Share(shared, stage);
         }
-        full->ArriveAndExpect(params.stage_bytes);
+        full->ArriveAndExpect(BytesOfStage<Shape>(params, offset));
         for (int chunk = 0; chunk < Shape::kChunks; ++chunk) {
           const int k = (slice.first_step + i) * Shape::kTileK + chunk * Shape::kChunkElements;
           const int position = stage * Shape::kChunks + chunk;
@@ -125,6 +137,13 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
                                              params.rows_of_b_box, load_b);
           LoadPart<typename Shape::BoxesOfA>(a_tile, place.along_n, offset.m, k,
                                              params.rows_of_a_box, load_a);
+          if constexpr (Shape::kHasHalves) {
+            constexpr int kHalf = Shape::kTileM / 2;
+            if (offset.is_half) continue;
+            LoadPart<typename Shape::BoxesOfA>(
+                static_cast<char*>(a_tile) + kHalf * Shape::kChunkBytes, place.along_n,
+                offset.m + kHalf, k, params.rows_of_a_box, load_a);
+          }
         }
       }
     }

@@ -73,7 +73,7 @@ __device__ void SumOverlapped(const SharedMemory<Shape>& shared, const TileOffse
                               RingPosition<Shape::kStages>& ring, int num_steps,
                               Sums<Shape>& sums) {
   if constexpr (Shape::kGroups) {
-    if constexpr (TileOffset<Shape>::kHasHalves) {
+    if constexpr (Shape::kHasHalves) {
       if (offset.is_half) {
         OverlappedSum<Shape, 1>(shared).Run(ring, num_steps, offset.n, sums);
         return;

@@ -279,8 +279,12 @@ struct PersistentMmShape {
   static constexpr int kBlocksAlongM = Config::kBlocksAlongM;
   static constexpr int kBlocksAlongN = Config::kBlocksAlongN;
   static constexpr int kSharingBlocks = kBlocksAlongM * kBlocksAlongN;
-  using BoxesOfA =
-      OperandBoxes<kTileM, kSwapAb ? kContiguousColumns : kContiguousRows, kBlocksAlongN>;
+  // Whether the halves of a tile's rows of a are loaded and multiplied separately, so that a group
+  // with few rows left skips the second: tiles with two steps of 64 rows of each warp group.
+  static constexpr bool kHasHalves = kGroups && kOverlapsSums && kRowSteps == 2;
+  static constexpr int kPartsOfA = kHasHalves ? 2 : 1;
+  using BoxesOfA = OperandBoxes<kTileM / kPartsOfA, kSwapAb ? kContiguousColumns : kContiguousRows,
+                                kBlocksAlongN>;
   using BoxesOfB =
       OperandBoxes<kTileN, kSwapAb ? kContiguousRows : kContiguousColumns, kBlocksAlongM>;
   // Those that load to one block: along m and along n, itself counted once.

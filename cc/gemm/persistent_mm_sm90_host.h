@@ -241,8 +241,9 @@ struct PersistentMmHost {
     params->m = problem.m;
     params->n = problem.n;
     params->k = problem.k;
-    params->stage_bytes = Shape::kChunks * (Shape::BoxesOfA::BytesOfChunk(problem.m) +
-                                            Shape::BoxesOfB::BytesOfChunk(problem.n));
+    params->stage_bytes =
+        Shape::kChunks * (Shape::BoxesOfA::BytesOfChunk(problem.m) * Shape::kPartsOfA +
+                          Shape::BoxesOfB::BytesOfChunk(problem.n));
     params->rows_of_a_box = Shape::BoxesOfA::RowsOfBox(problem.m);
     params->rows_of_b_box = Shape::BoxesOfB::RowsOfBox(problem.n);
     params->num_k_tiles = CeilDiv(problem.k, Shape::kTileK);
