@@ -15,8 +15,9 @@ transpose), the whole matrix, 1 x 128 elements along a row, 128 x 1 along a colu
     quantize_rows_columns
                      grid: blocks of rows; the rows of a block, and the largest |x| of each of their columns
     column_scales    grid: blocks of columns; the scales of columns from partial results
-    quantize_tiles   grid: tiles of rows times tiles of 128 columns; a tile is read once and written in
-                     both orientations, with the results of those before
+    quantize_matrix  grid: tiles of rows times tiles of 128 columns; a tile is read once and written in both
+                     orientations, with the scale of the matrix from partial results
+    quantize_columns grid: the same; the transpose of a tile, with the scales of its columns
     quantize_blocks  the same for units of 1 x 128, 128 x 1 and 128 x 128, which a tile of 128 rows has whole; it is
                      read in parts, again from the caches for the other orientation
     quantize_short_columns
@@ -59,7 +60,7 @@ def _bits(x):
 
 @triton.jit
 def _quotient(x, inverse, divisor):
-    """x / divisor, rounded to nearest, from the divisor's rounded inverse (Markstein, Computation of elementary
+    """x / divisor, rounded to nearest if it is normal, from the divisor's rounded inverse (Markstein, Computation of elementary
     functions on the IBM RISC System/6000 processor, 1990). A rounded division has branches; this has none."""
     quotient = x * inverse
     return tl.fma(tl.fma(-quotient, divisor, x), inverse, quotient)
@@ -315,20 +316,15 @@ def column_scales(
 
 
 @triton.jit
-def quantize_tiles(
+def quantize_matrix(
     x_0, x_1, x_2, partial_0, partial_1, partial_2, x8_0, x8_1, x8_2, scales_0, scales_1, scales_2,
     xt8_0, xt8_1, xt8_2, scales_t_0, scales_t_1, scales_t_2, m_0, m_1, m_2, k_0, k_1, k_2, ldx_0, ldx_1, ldx_2,
-    ldt_0, ldt_1, ldt_2, first_0, first_1, first_2, num_partials_0, num_partials_1, num_partials_2,
-    writes_0, writes_1, writes_2, blocks_0, blocks_1, blocks_2,
-    power_of_two,
-    MAX: tl.constexpr, UNIT: tl.constexpr, TRANSPOSES: tl.constexpr,
-    ROWS: tl.constexpr, TILE: tl.constexpr, PARTIALS: tl.constexpr,
+    num_partials_0, num_partials_1, num_partials_2, is_wide_0, is_wide_1, is_wide_2, writes_0, writes_1, writes_2,
+    blocks_0, blocks_1, blocks_2,
+    power_of_two, TRANSPOSES: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, PARTIALS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of ROWS x TILE. UNIT: 0 the matrix, 1 a column.
-
-    scales and scales_t: [1], or none and [k] (column_scales wrote them). xt8 has the leading dimension ldt, and x is
-    its part from column `first` on.
-    """
+    """A tile of ROWS x TILE, whose scale is that of the matrix. x8 and xt8 are bytes: of e5m2 if `is_wide`, else of
+    e4m3, so that a launch takes both. scales and scales_t: [1]."""
     which, program = _matrix(blocks_0, blocks_1)
     x = _of(which, x_0, x_1, x_2)
     partial = _of(which, partial_0, partial_1, partial_2)
@@ -339,35 +335,68 @@ def quantize_tiles(
     m = _of(which, m_0, m_1, m_2)
     k = _of(which, k_0, k_1, k_2)
     ldx = _of(which, ldx_0, ldx_1, ldx_2)
-    ldt = _of(which, ldt_0, ldt_1, ldt_2)
-    first = _of(which, first_0, first_1, first_2)
     num_partials = _of(which, num_partials_0, num_partials_1, num_partials_2)
     writes = _of(which, writes_0, writes_1, writes_2)
     row_tiles = tl.cdiv(m, ROWS)
-    row_tile, column_tile = program % row_tiles, program // row_tiles
-    rows = row_tile * ROWS + tl.arange(0, ROWS)
-    columns = column_tile * TILE + tl.arange(0, TILE)
+    rows = program % row_tiles * ROWS + tl.arange(0, ROWS)
+    columns = program // row_tiles * TILE + tl.arange(0, TILE)
     mask = (rows < m)[:, None] & (columns < k)[None, :]
     values = _load_tile(x, rows, columns, ldx, mask).to(tl.float32)
-    if UNIT == 0:
-        others = tl.arange(0, PARTIALS)
-        found = tl.load(partial + others, mask=others < num_partials, other=0)
-        scale, inverse = _scale(tl.max(found, axis=0), MAX, power_of_two)
-        if program == 0:
-            if writes != 0:
-                tl.store(scales, scale)
-            if TRANSPOSES:
-                tl.store(scales_t, scale)
-        plain = values * inverse
-        other = plain
+    others = tl.arange(0, PARTIALS)
+    bits = tl.max(tl.load(partial + others, mask=others < num_partials, other=0), axis=0)
+    if _of(which, is_wide_0, is_wide_1, is_wide_2) != 0:
+        _store_matrix(
+            values, bits, x8, scales, xt8, scales_t, rows, columns, m, k, mask, program, writes, power_of_two,
+            tl.float8e5, 57344.0, TRANSPOSES,
+        )  # fmt: skip
     else:
-        inverse = _inverse(tl.load(scales_t + columns, mask=columns < k, other=1.0))
-        other = values * inverse[None, :]
-    if UNIT == 0:  # noqa: SIM102  a constant: a column has no `plain`
+        _store_matrix(
+            values, bits, x8, scales, xt8, scales_t, rows, columns, m, k, mask, program, writes, power_of_two,
+            tl.float8e4nv, 448.0, TRANSPOSES,
+        )  # fmt: skip
+
+
+@triton.jit
+def _store_matrix(
+    values, bits, x8, scales, xt8, scales_t, rows, columns, m, k, mask, program, writes, power_of_two,
+    OUT: tl.constexpr, MAX: tl.constexpr, TRANSPOSES: tl.constexpr,
+):  # fmt: skip
+    scale, inverse = _scale(bits, MAX, power_of_two)
+    if program == 0:
         if writes != 0:
-            _store_tile(x8, rows, columns, k, plain, mask)
+            tl.store(scales, scale)
+        if TRANSPOSES:
+            tl.store(scales_t, scale)
+    values8 = (values * inverse).to(OUT).to(tl.int8, bitcast=True)
+    if writes != 0:
+        _store_tile(x8, rows, columns, k, values8, mask)
     if TRANSPOSES:
-        _store_transposed(other, xt8 + first, ldt, rows, columns, mask)
+        _store_transposed(values8, xt8, m, rows, columns, mask)
+
+
+@triton.jit
+def quantize_columns(
+    x_0, x_1, x_2, xt8_0, xt8_1, xt8_2, scales_t_0, scales_t_1, scales_t_2, m_0, m_1, m_2, k_0, k_1, k_2,
+    ldx_0, ldx_1, ldx_2, ldt_0, ldt_1, ldt_2, first_0, first_1, first_2, blocks_0, blocks_1, blocks_2,
+    ROWS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """A tile of ROWS x TILE of the transpose, whose scales [k] column_scales wrote. xt8 has the leading dimension ldt,
+    and x is its part from column `first` on."""
+    which, program = _matrix(blocks_0, blocks_1)
+    x = _of(which, x_0, x_1, x_2)
+    xt8 = _of(which, xt8_0, xt8_1, xt8_2) + _of(which, first_0, first_1, first_2)
+    scales_t = _of(which, scales_t_0, scales_t_1, scales_t_2)
+    m = _of(which, m_0, m_1, m_2)
+    k = _of(which, k_0, k_1, k_2)
+    ldx = _of(which, ldx_0, ldx_1, ldx_2)
+    ldt = _of(which, ldt_0, ldt_1, ldt_2)
+    row_tiles = tl.cdiv(m, ROWS)
+    rows = program % row_tiles * ROWS + tl.arange(0, ROWS)
+    columns = program // row_tiles * TILE + tl.arange(0, TILE)
+    mask = (rows < m)[:, None] & (columns < k)[None, :]
+    values = _load_tile(x, rows, columns, ldx, mask).to(tl.float32)
+    inverse = _inverse(tl.load(scales_t + columns, mask=columns < k, other=1.0))
+    _store_transposed(values * inverse[None, :], xt8, ldt, rows, columns, mask)
 
 
 @triton.jit
@@ -467,7 +496,7 @@ def _quantize_row(x, x8, scale_of_row, k, power_of_two, MAX: tl.constexpr, BLOCK
 
 
 @triton.jit
-def _quantize_columns(
+def _quantize_whole_columns(
     x, xt8, scales_t, tile, m, k, ldx, power_of_two, MAX: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr
 ):
     rows, columns = tl.arange(0, ROWS), tile * TILE + tl.arange(0, TILE)
@@ -495,7 +524,7 @@ def quantize_short_columns(
     row = program - tl.cdiv(k, TILE)
     if row < 0:
         xt8, scales_t = _of(which, xt8_0, xt8_1, xt8_2), _of(which, scales_t_0, scales_t_1, scales_t_2)
-        _quantize_columns(x, xt8, scales_t, program, m, k, ldx, power_of_two, MAX, ROWS, TILE)
+        _quantize_whole_columns(x, xt8, scales_t, program, m, k, ldx, power_of_two, MAX, ROWS, TILE)
     else:
         _quantize_row(
             x + row.to(tl.int64) * ldx, _of(which, x8_0, x8_1, x8_2) + row.to(tl.int64) * k,
