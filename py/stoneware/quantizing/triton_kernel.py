@@ -60,8 +60,8 @@ def _bits(x):
 
 @triton.jit
 def _quotient(x, inverse, divisor):
-    """x / divisor, rounded to nearest if it is normal, from the divisor's rounded inverse (Markstein, Computation of elementary
-    functions on the IBM RISC System/6000 processor, 1990). A rounded division has branches; this has none."""
+    """x / divisor, rounded to nearest if it is normal, from the divisor's rounded inverse (Markstein, Computation of
+    elementary functions on the IBM RISC System/6000 processor, 1990). It has no branch, unlike a rounded division."""
     quotient = x * inverse
     return tl.fma(tl.fma(-quotient, divisor, x), inverse, quotient)
 
