@@ -28,24 +28,18 @@ struct FastDivmod {
   }
 
 #if defined(__CUDACC__)
-  __host__ __device__ __forceinline__
-#endif
-      void operator()(int& quotient, int& remainder, int dividend) const {
-    quotient = divisor != 1 ? UpperHalf(dividend, multiplier) >> shift_right : dividend;
+  __device__ __forceinline__ void operator()(int& quotient, int& remainder, int dividend) const {
+    quotient = divisor != 1 ? __umulhi(dividend, multiplier) >> shift_right : dividend;
     remainder = dividend - quotient * divisor;
   }
-
- private:
-#if defined(__CUDACC__)
-  __host__ __device__ __forceinline__
-#endif
-      static std::uint32_t UpperHalf(std::uint32_t a, std::uint32_t b) {
-#if defined(__CUDA_ARCH__)
-    return __umulhi(a, b);
 #else
-    return static_cast<std::uint32_t>(static_cast<std::uint64_t>(a) * b >> 32);
-#endif
+  void operator()(int& quotient, int& remainder, int dividend) const {
+    quotient = divisor != 1 ? static_cast<int>(static_cast<std::uint64_t>(dividend) * multiplier >>
+                                               (32 + shift_right))
+                            : dividend;
+    remainder = dividend - quotient * divisor;
   }
+#endif
 };
 
 }  // namespace stoneware::gemm

@@ -150,7 +150,6 @@ struct SharedMemory {
   Mbarrier* summed;  // partial sums of the other blocks have arrived
   int* offsets;      // of groups
   int* tile_ends;    // of each group: tiles of all groups up to it
-  int2* tiles;       // of each stage, if a tile begins there: see TileOffset
 
   __device__ explicit SharedMemory(char* base)
       : rows(reinterpret_cast<Element*>(base)),
@@ -163,8 +162,12 @@ struct SharedMemory {
         empty(full + Shape::kStages),
         summed(full + 2 * Shape::kStages),
         offsets(reinterpret_cast<int*>(base + Shape::kTableAt)),
-        tile_ends(offsets + kMaxGroups),
-        tiles(reinterpret_cast<int2*>(tile_ends + kMaxGroups)) {}
+        tile_ends(offsets + kMaxGroups) {}
+
+  // Where the tile lies that begins at `stage`: two of them, see TileOffset.
+  __device__ int2* TileOfStage(int stage) const {
+    return reinterpret_cast<int2*>(tile_ends + kMaxGroups) + 2 * stage;
+  }
 
   // `tile_idx`: how many tiles the block had before this one.
   __device__ float* ScalesOfB(int tile_idx) const {

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cc/gemm/grouped_tiles.h"
 #include "cc/gemm/persistent_mm_block_sm90.cuh"
 #include "cc/gemm/persistent_mm_sm90.h"
+#include "cc/gemm/ptx_sm90.cuh"
 
 namespace stoneware::gemm::sm90 {
 
@@ -20,6 +22,8 @@ struct TileOffset<Shape, true> {
   // Whether the tile's first half has all rows that are left of the group: the second is not
   // loaded, and not multiplied.
   bool is_half = false;
+
+  TileOffset() = default;
 
   template <class Params>
   __device__ TileOffset(const Params& params, const SharedMemory<Shape>& shared, int tile) {
@@ -39,22 +43,10 @@ struct TileOffset<Shape, true> {
     m = min(m, max(rows.end - Extent(), rows.begin));
   }
 
-  // What Share stored for the tile that begins at `stage`. To find it again would take as long as a
-  // step of k.
-  __device__ TileOffset(const SharedMemory<Shape>& shared, int stage) {
-    const int2 begin = shared.tiles[2 * stage];
-    const int2 rest = shared.tiles[2 * stage + 1];
-    m = begin.x;
-    n = begin.y;
-    group_end = rest.x;
-    group = rest.y / 2;
-    if constexpr (Shape::kHasHalves) is_half = rest.y % 2 != 0;
-  }
-
   // Before the stage is full.
   __device__ void Share(const SharedMemory<Shape>& shared, int stage) const {
-    shared.tiles[2 * stage] = make_int2(m, n);
-    shared.tiles[2 * stage + 1] = make_int2(group_end, group * 2 + (is_half ? 1 : 0));
+    shared.TileOfStage(stage)[0] = make_int2(m, n);
+    shared.TileOfStage(stage)[1] = make_int2(group_end, group * 2 + (is_half ? 1 : 0));
     FenceCompiler();
   }
 
@@ -64,6 +56,30 @@ struct TileOffset<Shape, true> {
   // The number of its rows.
   __device__ int Extent() const { return is_half ? Shape::kTileM / 2 : Shape::kTileM; }
 };
+
+// What Share stored for the tile that begins at a stage, which is full. To find it again would take
+// as long as a step of k.
+template <class Shape>
+struct HandedOverTile : TileOffset<Shape> {
+  template <class Params>
+  __device__ HandedOverTile(const Params&, const SharedMemory<Shape>& shared, int stage) {
+    FenceCompiler();
+    const int2 begin = shared.TileOfStage(stage)[0];
+    const int2 rest = shared.TileOfStage(stage)[1];
+    __syncwarp();  // a lane may release the stage
+    this->m = begin.x;
+    this->n = begin.y;
+    this->group_end = rest.x;
+    this->group = rest.y / 2;
+    if constexpr (Shape::kHasHalves) this->is_half = rest.y % 2 != 0;
+  }
+};
+
+// Where a tile begins that is multiplied. The same type without groups: another would make the
+// LTO-IR of each open kernel larger.
+template <class Shape>
+using TileToMultiply =
+    std::conditional_t<Shape::kHandsOverTiles, HandedOverTile<Shape>, TileOffset<Shape>>;
 
 // Fills the block's table: the offsets, and for each group how many tiles it and the groups before
 // it have. Called by the whole block, before anything reads the table.

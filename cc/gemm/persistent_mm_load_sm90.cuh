@@ -34,18 +34,6 @@ __device__ __forceinline__ void LoadPart(void* chunk, int part, int first_row, i
   }
 }
 
-// The bytes that are loaded for a stage of a tile.
-template <class Shape>
-__device__ __forceinline__ int BytesOfStage(const typename Shape::Params& params,
-                                            const TileOffset<Shape>& offset) {
-  if constexpr (Shape::kHasHalves) {
-    if (offset.is_half) {
-      return params.stage_bytes - Shape::kChunks * Shape::BoxesOfA::BytesOfChunk(params.m);
-    }
-  }
-  return params.stage_bytes;
-}
-
 // Loads the block's tiles, stage after stage. Runs on a warp, of which one thread loads.
 template <class Shape, bool kSplitsK>
 __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemory<Shape>& shared,
@@ -109,7 +97,13 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
         if constexpr (Shape::kHandsOverTiles) {
           if (i == 0) offset.Share(shared, stage);
         }
-        full->ArriveAndExpect(BytesOfStage<Shape>(params, offset));
+        if constexpr (Shape::kHasHalves) {
+          full->ArriveAndExpect(
+              params.stage_bytes -
+              (offset.is_half ? Shape::kChunks * Shape::BoxesOfA::BytesOfChunk(params.m) : 0));
+        } else {
+          full->ArriveAndExpect(params.stage_bytes);
+        }
         for (int chunk = 0; chunk < Shape::kChunks; ++chunk) {
           const int k = (slice.first_step + i) * Shape::kTileK + chunk * Shape::kChunkElements;
           const int position = stage * Shape::kChunks + chunk;

@@ -83,22 +83,6 @@ __device__ void SumOverlapped(const SharedMemory<Shape>& shared, const TileOffse
   OverlappedSum<Shape>(shared).Run(ring, num_steps, offset.n, sums);
 }
 
-// Where a tile begins. Called before it is multiplied; with kPingpong, afterwards.
-template <class Shape>
-__device__ __forceinline__ TileOffset<Shape> OffsetOf(const typename Shape::Params& params,
-                                                      const SharedMemory<Shape>& shared, int tile,
-                                                      const RingPosition<Shape::kStages>& ring) {
-  if constexpr (Shape::kHandsOverTiles) {
-    shared.full[ring.stage].Wait(ring.parity);
-    FenceCompiler();
-    const TileOffset<Shape> offset(shared, ring.stage);
-    __syncwarp();  // a lane may release the stage
-    return offset;
-  } else {
-    return TileOffset<Shape>(params, shared, tile);
-  }
-}
-
 // Runs on the warp groups that multiply.
 template <class Shape, bool kSplitsK>
 __device__ void MultiplyTiles(const typename Shape::Params& params,
@@ -125,7 +109,8 @@ __device__ void MultiplyTiles(const typename Shape::Params& params,
                                     TilesOfResult(params, shared), tile_idx, ring, sums);
     }
     // With kPingpong the rest of a tile is not urgent, but registers are scarce.
-    const TileOffset<Shape> offset = OffsetOf(params, shared, tile, ring);
+    if constexpr (Shape::kHandsOverTiles) shared.full[ring.stage].Wait(ring.parity);
+    const TileToMultiply<Shape> offset(params, shared, Shape::kHandsOverTiles ? ring.stage : tile);
     const TileVectors<Shape> vectors(params, offset);
     if constexpr (Shape::kIsOpen && !Shape::kPingpong) {
       PrefetchForEpilogue<Shape>(params, offset, slice);

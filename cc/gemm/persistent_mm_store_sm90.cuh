@@ -38,7 +38,9 @@ class TileStore {
     if constexpr (kStoresAtOnce) boxes_.BeginAll();
 #pragma unroll
     for (int step = 0; step < Shape::kRowSteps; ++step) {
-      if (!HasStep(step)) continue;
+      if constexpr (Shape::kHasHalves) {
+        if (step > 0 && offset_.is_half) continue;  // not break: sums would be in local memory
+      }
       const int row = (step * Shape::kGroupsOfTile + group_of_tile_) * 64 + warp_ * 16;
       if constexpr (Shape::kSwapAb) {
         StoreTransposed(sums[step], row);
@@ -52,7 +54,9 @@ class TileStore {
       boxes_.SendAll([&] {
 #pragma unroll
         for (int step = 0; step < Shape::kRowSteps; ++step) {
-          if (!HasStep(step)) continue;
+          if constexpr (Shape::kHasHalves) {
+            if (step > 0 && offset_.is_half) continue;
+          }
           int m = offset_.m + (step * Shape::kGroupsOfTile + group_of_tile_) * 64;
           // As in Send; a function of both would make the LTO-IR of each open kernel larger.
           if (m + Shape::kBoxM <= BeginM()) m = EndM();
@@ -164,15 +168,6 @@ class TileStore {
       return offset_.m;
     } else {
       return (offset_.m + Shape::kTileM - 1) / Shape::kTileM * Shape::kTileM;
-    }
-  }
-
-  // Whether the tile has these 64 rows of each warp group.
-  __device__ bool HasStep(int step) const {
-    if constexpr (Shape::kHasHalves) {
-      return step < Shape::kRowSteps / 2 || !offset_.is_half;
-    } else {
-      return true;
     }
   }
 
