@@ -2,8 +2,7 @@
 //
 // The first warp groups multiply; then a warp loads tiles, and others block scales. They meet at
 // two barriers for each stage in shared memory: `full` (its bytes have arrived) and `empty` (the
-// warps that multiply have read it). With groups the warp that loads also writes where a tile
-// begins, beside the tile's first stage.
+// warps that multiply have read it).
 
 #pragma once
 
@@ -73,7 +72,7 @@ __device__ void SumOverlapped(const SharedMemory<Shape>& shared, const TileOffse
                               RingPosition<Shape::kStages>& ring, int num_steps,
                               Sums<Shape>& sums) {
   if constexpr (Shape::kGroups) {
-    if constexpr (Shape::kHasHalves) {
+    if constexpr (TileOffset<Shape>::kHasHalves) {
       if (offset.is_half) {
         OverlappedSum<Shape, 1>(shared).Run(ring, num_steps, offset.n, sums);
         return;
@@ -109,8 +108,7 @@ __device__ void MultiplyTiles(const typename Shape::Params& params,
                                     TilesOfResult(params, shared), tile_idx, ring, sums);
     }
     // With kPingpong the rest of a tile is not urgent, but registers are scarce.
-    if constexpr (Shape::kHandsOverTiles) shared.full[ring.stage].Wait(ring.parity);
-    const TileToMultiply<Shape> offset(params, shared, Shape::kHandsOverTiles ? ring.stage : tile);
+    const TileOffset<Shape> offset(params, shared, tile);
     const TileVectors<Shape> vectors(params, offset);
     if constexpr (Shape::kIsOpen && !Shape::kPingpong) {
       PrefetchForEpilogue<Shape>(params, offset, slice);

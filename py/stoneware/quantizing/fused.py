@@ -8,9 +8,8 @@ torch where no kernel runs.
 
 from __future__ import annotations
 
-import functools
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,8 +40,7 @@ def silu_mul_plan(z: torch.Tensor, power_of_two: bool, scales: str = "row") -> A
         if not _has_kernels(device, z) or z.shape[1] // 2 % kernels.MULTIPLE:
             return run
         return kernels.silu_mul_runs_plan(z, power_of_two, device) if len(z) <= kernels.MOST_TILE_ROWS else None
-    k = z.shape[1] // 2
-    return _rows_plan(functools.partial(kernels.rows_plan, "silu_mul", z, k, 3, [int(power_of_two)]), {"z": z}, k, run)
+    return _rows_plan("silu_mul", {"z": z}, z.shape[1] // 2, 3, [int(power_of_two)], run)
 
 
 def silu_mul(z: torch.Tensor) -> torch.Tensor:
@@ -146,8 +144,8 @@ def rms_norm_plan(x: torch.Tensor, weight: torch.Tensor, epsilon: float, power_o
         y.copy_(torch.nn.functional.rms_norm(x, (k,), weight, epsilon))
         _store(y, power_of_two, y8, scale)
 
-    plan = functools.partial(kernels.rows_plan, "rms_norm", x, k, 5, [bits(epsilon), int(power_of_two)])
-    return _rows_plan(plan, {"x": x, "weight": weight}, k, run, is_plain=is_plain)
+    options = [bits(epsilon), int(power_of_two)]
+    return _rows_plan("rms_norm", {"x": x, "weight": weight}, k, 5, options, run, is_plain=is_plain)
 
 
 def scaled_rows_plan(x: torch.Tensor, factors: torch.Tensor, power_of_two: bool) -> Any:
@@ -160,8 +158,7 @@ def scaled_rows_plan(x: torch.Tensor, factors: torch.Tensor, power_of_two: bool)
     def run(x: torch.Tensor, factors: torch.Tensor, x8: torch.Tensor, scale: torch.Tensor) -> None:
         _store(x.float() * factors.reshape(1, -1), power_of_two, x8, scale)
 
-    plan = functools.partial(kernels.scaled_rows_plan, x, power_of_two)
-    return _rows_plan(plan, {"x": x, "factors": factors}, x.shape[1], run)
+    return _rows_plan("scaled_rows", {"x": x, "factors": factors}, x.shape[1], 4, [int(power_of_two)], run)
 
 
 def transpose_plan(*parts: torch.Tensor) -> Any:
@@ -194,14 +191,16 @@ def bits(number: float) -> int:
 
 
 def _rows_plan(
-    plan: Callable[[Device], Any],
+    name: str,
     inputs: Mapping[str, torch.Tensor],
     k: int,
+    num_tensors: int,
+    options: Sequence[int],
     run: Callable[..., None],
     *,
     is_plain: bool = True,
 ) -> Any:
-    """The kernel's plan, or `run` if no kernel takes these inputs, x and factors of its k."""
+    """The kernel's plan (`kernels.rows_plan`), or `run` if no kernel takes these inputs, x and factors of its k."""
     device = tensor_checks.check_one_device(inputs.items())
     x, *factors = inputs.values()
     is_plain &= _are_aligned(*factors)
@@ -212,7 +211,7 @@ def _rows_plan(
         and k % kernels.MULTIPLE == 0
         and kernels.why_not(x, "row", "e4m3", False, device) is None
     ):
-        return plan(device)
+        return kernels.rows_plan(name, x, k, num_tensors, options, device)
     return run
 
 
