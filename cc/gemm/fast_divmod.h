@@ -32,6 +32,13 @@ struct FastDivmod {
     quotient = divisor != 1 ? __umulhi(dividend, multiplier) >> shift_right : dividend;
     remainder = dividend - quotient * divisor;
   }
+#else
+  void operator()(int& quotient, int& remainder, int dividend) const {
+    quotient = divisor != 1 ? static_cast<int>(static_cast<std::uint64_t>(dividend) * multiplier >>
+                                               (32 + shift_right))
+                            : dividend;
+    remainder = dividend - quotient * divisor;
+  }
 #endif
 };
 

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "cc/gemm/fast_divmod.h"
+
 #if defined(__CUDACC__)
 #define STONEWARE_HOST_DEVICE __host__ __device__ __forceinline__
 #else
@@ -36,42 +38,43 @@ STONEWARE_HOST_DEVICE GroupRows RowsOfGroup(const std::int32_t* offsets, int gro
 
 STONEWARE_HOST_DEVICE int NumTiles(int extent, int tile) { return (extent + tile - 1) / tile; }
 
-// Which tile along m of which group, and which along n.
-struct GroupTile {
-  int group;
-  int m_idx;  // within the group
-  int n_idx;
-};
-
-// The tile at position `tile` of the order: group after group; in a group, bands of `band` tiles
-// along m; in a band, n after n, and for each n the band's tiles along m, which share b.
+// The group of the tile at position `tile` of the order, which goes group after group.
 //
-// m_tile_ends[g]: tiles along m of the groups 0 to g together. 0 <= tile < (the last of them) *
-// num_n_tiles.
-STONEWARE_HOST_DEVICE GroupTile TileAt(int tile, const int* m_tile_ends, int num_groups,
-                                       int num_n_tiles, int band) {
+// tile_ends[g]: tiles of the groups 0 to g together. 0 <= tile < the last of them.
+STONEWARE_HOST_DEVICE int GroupAt(int tile, const int* tile_ends, int num_groups) {
   // The first group whose end lies after the tile. An empty group ends where it begins, so it is
   // never found.
-  const int position = tile / num_n_tiles;
   int low = 0;
   int high = num_groups - 1;
   while (low < high) {
     const int middle = (low + high) / 2;
-    if (m_tile_ends[middle] > position) {
+    if (tile_ends[middle] > tile) {
       high = middle;
     } else {
       low = middle + 1;
     }
   }
-  const int first = low == 0 ? 0 : m_tile_ends[low - 1];
-  const int num_m_tiles = m_tile_ends[low] - first;
-  int rest = tile - first * num_n_tiles;
-  const int band_tiles = band * num_n_tiles;
-  const int band_begin = rest / band_tiles * band;
-  rest -= band_begin * num_n_tiles;
-  const int left = num_m_tiles - band_begin;
-  const int width = left < band ? left : band;
-  return {low, band_begin + rest % width, rest / width};
+  return low;
+}
+
+// Where a tile lies in its group.
+struct TileOfGroup {
+  int m_idx;
+  int n_idx;
+};
+
+// The tile at position `tile` of its group: bands of `band` tiles along m; in a band, n after n,
+// and for each n the band's tiles along m, which share b.
+//
+// num_m_tiles: of the group, along m. tiles_of_band: divides by the tiles of a whole band.
+STONEWARE_HOST_DEVICE TileOfGroup TileAt(int tile, int num_m_tiles, const FastDivmod& tiles_of_band,
+                                         int band) {
+  int band_idx, in_band;
+  tiles_of_band(band_idx, in_band, tile);
+  const int left = num_m_tiles - band_idx * band;
+  const auto width = static_cast<unsigned>(left < band ? left : band);
+  const auto position = static_cast<unsigned>(in_band);
+  return {band_idx * band + static_cast<int>(position % width), static_cast<int>(position / width)};
 }
 
 }  // namespace stoneware::gemm::sm90

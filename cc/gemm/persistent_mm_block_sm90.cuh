@@ -149,7 +149,7 @@ struct SharedMemory {
   Mbarrier* empty;
   Mbarrier* summed;  // partial sums of the other blocks have arrived
   int* offsets;      // of groups
-  int* m_tile_ends;  // of each group: tiles along m of all groups up to it
+  int* tile_ends;    // of each group: tiles of all groups up to it
 
   __device__ explicit SharedMemory(char* base)
       : rows(reinterpret_cast<Element*>(base)),
@@ -162,7 +162,12 @@ struct SharedMemory {
         empty(full + Shape::kStages),
         summed(full + 2 * Shape::kStages),
         offsets(reinterpret_cast<int*>(base + Shape::kTableAt)),
-        m_tile_ends(offsets + kMaxGroups) {}
+        tile_ends(offsets + kMaxGroups) {}
+
+  // What TileOffset shares of the tile whose first stage is `stage`: two int2.
+  __device__ int2* TileOfStage(int stage) const {
+    return reinterpret_cast<int2*>(tile_ends + kMaxGroups) + 2 * stage;
+  }
 
   // `tile_idx`: how many tiles the block had before this one.
   __device__ float* ScalesOfB(int tile_idx) const {

@@ -94,7 +94,16 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
         Mbarrier* const full = &shared.full[stage];
         // In the first round the stage is empty: the phase before the first counts as complete.
         shared.empty[stage].Wait(ring.parity ^ 1);
-        full->ArriveAndExpect(params.stage_bytes);
+        if constexpr (Shape::kHandsOverTiles) {
+          if (i == 0) offset.Share(shared, stage);
+        }
+        if constexpr (Shape::kHasHalves) {
+          full->ArriveAndExpect(
+              params.stage_bytes -
+              (offset.is_half ? Shape::kChunks * Shape::BoxesOfA::BytesOfChunk(params.m) : 0));
+        } else {
+          full->ArriveAndExpect(params.stage_bytes);
+        }
         for (int chunk = 0; chunk < Shape::kChunks; ++chunk) {
           const int k = (slice.first_step + i) * Shape::kTileK + chunk * Shape::kChunkElements;
           const int position = stage * Shape::kChunks + chunk;
@@ -122,6 +131,13 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
                                              params.rows_of_b_box, load_b);
           LoadPart<typename Shape::BoxesOfA>(a_tile, place.along_n, offset.m, k,
                                              params.rows_of_a_box, load_a);
+          if constexpr (Shape::kHasHalves) {
+            constexpr int kHalf = Shape::kTileM / 2;
+            if (offset.is_half) continue;
+            LoadPart<typename Shape::BoxesOfA>(
+                static_cast<char*>(a_tile) + kHalf * Shape::kChunkBytes, place.along_n,
+                offset.m + kHalf, k, params.rows_of_a_box, load_a);
+          }
         }
       }
     }

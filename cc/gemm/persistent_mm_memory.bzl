@@ -20,6 +20,9 @@ MAX_SHARED_BYTES = 227 * 1024
 # The table of groups: kMaxGroups of grouped_tiles.h, each with two ints.
 _TABLE_BYTES = 1024 * 2 * 4
 
+# What the warp that loads hands over of a tile of a group, for each stage.
+_HANDED_OVER_BYTES = 16
+
 def has_groups(config):
     """Whether the rows of a are in groups."""
     return config.op == "grouped_mm"
@@ -68,7 +71,9 @@ def shared_bytes(config):
     if config.block_scales:
         scales = config.stages * k // SCALE_BLOCK * _scales_of_chunk(config, tile_m, tile_n) * 4
     barriers = (2 * config.stages + 1) * 8
-    table = _TABLE_BYTES if has_groups(config) else 0
+    table = 0
+    if has_groups(config):
+        table = _TABLE_BYTES + (0 if config.schedule == "pingpong" else config.stages * _HANDED_OVER_BYTES)
     fixed = stages + vectors + scales + barriers + table
 
     # Boxes: a place for each, or as many as fit.

@@ -2,7 +2,8 @@
 //
 // The first warp groups multiply; then a warp loads tiles, and others block scales. They meet at
 // two barriers for each stage in shared memory: `full` (its bytes have arrived) and `empty` (the
-// warps that multiply have read it).
+// warps that multiply have read it). With groups the warp that loads also writes where a tile
+// begins, beside the tile's first stage.
 
 #pragma once
 
@@ -72,7 +73,7 @@ __device__ void SumOverlapped(const SharedMemory<Shape>& shared, const TileOffse
                               RingPosition<Shape::kStages>& ring, int num_steps,
                               Sums<Shape>& sums) {
   if constexpr (Shape::kGroups) {
-    if constexpr (TileOffset<Shape>::kHasHalves) {
+    if constexpr (Shape::kHasHalves) {
       if (offset.is_half) {
         OverlappedSum<Shape, 1>(shared).Run(ring, num_steps, offset.n, sums);
         return;
@@ -108,7 +109,8 @@ __device__ void MultiplyTiles(const typename Shape::Params& params,
                                     TilesOfResult(params, shared), tile_idx, ring, sums);
     }
     // With kPingpong the rest of a tile is not urgent, but registers are scarce.
-    const TileOffset<Shape> offset(params, shared, tile);
+    if constexpr (Shape::kHandsOverTiles) shared.full[ring.stage].Wait(ring.parity);
+    const TileToMultiply<Shape> offset(params, shared, Shape::kHandsOverTiles ? ring.stage : tile);
     const TileVectors<Shape> vectors(params, offset);
     if constexpr (Shape::kIsOpen && !Shape::kPingpong) {
       PrefetchForEpilogue<Shape>(params, offset, slice);

@@ -97,7 +97,7 @@ struct PersistentMmScalars {
   int m;
   int n;
   int k;
-  int stage_bytes;  // that are loaded for a stage
+  int stage_bytes;  // that are loaded for a stage of a whole tile
   int rows_of_a_box;
   int rows_of_b_box;
   int num_k_tiles;
@@ -127,7 +127,6 @@ struct PersistentMmGroupParams<true> {
   const std::int32_t* offsets;
   std::int64_t group_stride_scale_b;
   int num_groups;
-  int band;  // tiles along m that run together, so that their operands fit L2
 };
 
 template <bool kFloatOut>
@@ -241,6 +240,9 @@ struct PersistentMmShape {
                 "persistent_mm_sm90.bzl refuses such a config");
   // Warp groups that share a tile.
   static constexpr int kGroupsOfTile = kPingpong ? 1 : kWarpGroups;
+  // Whether the warp that loads hands over where each tile of a group begins. With kPingpong the
+  // stage of a tile's first step may be gone when a warp group asks.
+  static constexpr bool kHandsOverTiles = kGroups && !kPingpong;
   // Steps of 64 rows of each warp group.
   static constexpr int kRowSteps = kRows / (64 * kGroupsOfTile);
   // Sums of a thread for one step.
@@ -277,8 +279,12 @@ struct PersistentMmShape {
   static constexpr int kBlocksAlongM = Config::kBlocksAlongM;
   static constexpr int kBlocksAlongN = Config::kBlocksAlongN;
   static constexpr int kSharingBlocks = kBlocksAlongM * kBlocksAlongN;
-  using BoxesOfA =
-      OperandBoxes<kTileM, kSwapAb ? kContiguousColumns : kContiguousRows, kBlocksAlongN>;
+  // Whether the halves of a tile's rows of a are loaded and multiplied separately, so that a group
+  // with few rows left skips the second: tiles with two steps of 64 rows of each warp group.
+  static constexpr bool kHasHalves = kGroups && kOverlapsSums && kRowSteps == 2;
+  static constexpr int kPartsOfA = kHasHalves ? 2 : 1;
+  using BoxesOfA = OperandBoxes<kTileM / kPartsOfA, kSwapAb ? kContiguousColumns : kContiguousRows,
+                                kBlocksAlongN>;
   using BoxesOfB =
       OperandBoxes<kTileN, kSwapAb ? kContiguousRows : kContiguousColumns, kBlocksAlongM>;
   // Those that load to one block: along m and along n, itself counted once.
@@ -334,8 +340,9 @@ struct PersistentMmShape {
   static constexpr int kBlockScaleBytes = kBlockScales ? kStages * kChunks * kChunkScales * 4 : 0;
   // Two barriers per stage, and one for partial sums.
   static constexpr int kBarrierBytes = (2 * kStages + 1) * 8;
-  // The table of groups.
-  static constexpr int kTableBytes = kGroups ? 2 * kMaxGroups * 4 : 0;
+  // The table of groups, and a tile for each stage.
+  static constexpr int kTableBytes =
+      kGroups ? 2 * kMaxGroups * 4 + (kHandsOverTiles ? kStages * 16 : 0) : 0;
 
   static_assert(kColumns % (kSwapAb ? 8 : 16) == 0, "persistent_mm_sm90.bzl refuses such a config");
 

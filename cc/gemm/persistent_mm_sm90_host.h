@@ -215,7 +215,6 @@ struct PersistentMmHost {
       params->offsets = static_cast<const std::int32_t*>(tensors.offsets);
       params->group_stride_scale_b = problem.group_stride_scale_b;
       params->num_groups = problem.num_groups;
-      params->band = kBandOfGroup;
     }
     if constexpr (Shape::kFloatOut) params->accumulate = problem.accumulate;
     if constexpr (Shape::kSharesColumns || Shape::kSharesGrid) {
@@ -242,8 +241,9 @@ struct PersistentMmHost {
     params->m = problem.m;
     params->n = problem.n;
     params->k = problem.k;
-    params->stage_bytes = Shape::kChunks * (Shape::BoxesOfA::BytesOfChunk(problem.m) +
-                                            Shape::BoxesOfB::BytesOfChunk(problem.n));
+    params->stage_bytes =
+        Shape::kChunks * (Shape::BoxesOfA::BytesOfChunk(problem.m) * Shape::kPartsOfA +
+                          Shape::BoxesOfB::BytesOfChunk(problem.n));
     params->rows_of_a_box = Shape::BoxesOfA::RowsOfBox(problem.m);
     params->rows_of_b_box = Shape::BoxesOfB::RowsOfBox(problem.n);
     params->num_k_tiles = CeilDiv(problem.k, Shape::kTileK);
@@ -252,7 +252,9 @@ struct PersistentMmHost {
     const int m = Shape::kGroups ? CeilDiv(problem.m, problem.num_groups) : problem.m;
     params->num_m_tiles = CeilDiv(m, kClusterM);
     const int num_n_tiles = CeilDiv(problem.n, kClusterN);
-    const int band = std::min(std::max(kBandM / kClusterM, 1), params->num_m_tiles);
+    const int band = Shape::kGroups
+                         ? kBandOfGroup
+                         : std::min(std::max(kBandM / kClusterM, 1), params->num_m_tiles);
     params->last_band = (params->num_m_tiles - 1) / band;
     params->tiles_of_band = FastDivmod(band * num_n_tiles);
     params->height_of_band = FastDivmod(band);

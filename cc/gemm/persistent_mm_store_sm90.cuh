@@ -38,6 +38,9 @@ class TileStore {
     if constexpr (kStoresAtOnce) boxes_.BeginAll();
 #pragma unroll
     for (int step = 0; step < Shape::kRowSteps; ++step) {
+      if constexpr (Shape::kHasHalves) {
+        if (step > 0 && offset_.is_half) continue;  // not break: sums would be in local memory
+      }
       const int row = (step * Shape::kGroupsOfTile + group_of_tile_) * 64 + warp_ * 16;
       if constexpr (Shape::kSwapAb) {
         StoreTransposed(sums[step], row);
@@ -51,6 +54,9 @@ class TileStore {
       boxes_.SendAll([&] {
 #pragma unroll
         for (int step = 0; step < Shape::kRowSteps; ++step) {
+          if constexpr (Shape::kHasHalves) {
+            if (step > 0 && offset_.is_half) continue;
+          }
           int m = offset_.m + (step * Shape::kGroupsOfTile + group_of_tile_) * 64;
           // As in Send; a function of both would make the LTO-IR of each open kernel larger.
           if (m + Shape::kBoxM <= BeginM()) m = EndM();

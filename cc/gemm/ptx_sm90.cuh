@@ -53,6 +53,9 @@ __device__ __forceinline__ unsigned CountArrival(unsigned* arrivals) {
   return before;
 }
 
+// Keeps loads and stores of memory on their side of a barrier below, whose instructions name none.
+__device__ __forceinline__ void FenceCompiler() { asm volatile("" ::: "memory"); }
+
 // A barrier in shared memory: a phase is complete when all threads and all expected bytes have
 // arrived.
 class Mbarrier {

@@ -20,8 +20,6 @@ from stoneware.runtime import device
 
 _PATH = pathlib.Path("py/stoneware/quantizing/triton_kernel.py")
 
-_UNITS = {"matrix": 0, "column": 1}
-
 _PART = 64
 """Of quantize_blocks; as in BUILD.bazel."""
 
@@ -60,10 +58,16 @@ def _conversions_of_torch(monkeypatch):
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_fma", fma)
 
 
+def as_bytes(argument):
+    """An argument of quantize_matrix, whose results are bytes."""
+    is_fp8 = isinstance(argument, torch.Tensor) and argument.dtype in layout.MAX
+    return argument.view(torch.int8) if is_fp8 else argument
+
+
 def launch(functions, kernel_id, grid, arguments):
     """One launch with the parameters of its kernel's BUILD file, in the interpreter."""
-    variant, dtype = kernel_id.removeprefix("quantize_").split("_triton_")[0], kernel_id.rpartition("_")[2]
-    largest = {"MAX": layout.MAX[torch.float8_e4m3fn if dtype == "e4m3" else torch.float8_e5m2]}
+    variant = kernel_id.removeprefix("quantize_").split("_triton_")[0]
+    largest = {"MAX": layout.MAX[torch.float8_e4m3fn]}
     kind, _, which = variant.partition("_")
     if variant.startswith("rows_columns"):
         block = int(which.removeprefix("columns_"))
@@ -104,17 +108,11 @@ def launch(functions, kernel_id, grid, arguments):
     elif kind == "short":
         rows, columns, block = kernels._SHORT_COLUMNS
         functions.quantize_short_columns[grid](*arguments, **largest, ROWS=rows, TILE=columns, BLOCK=block)
+    elif which == "column_t":
+        functions.quantize_columns[grid](*arguments, ROWS=kernels._TILE_ROWS, TILE=128)
     else:
-        unit = which.removesuffix("_t")
-        functions.quantize_tiles[grid](
-            *arguments,
-            **largest,
-            UNIT=_UNITS[unit],
-            TRANSPOSES=int(which.endswith("_t")),
-            ROWS=kernels._TILE_ROWS,
-            TILE=128,
-            PARTIALS=kernels.PARTIALS[unit],
-        )
+        options = {"TRANSPOSES": int(which.endswith("_t")), "ROWS": kernels._TILE_ROWS, "TILE": 128}
+        functions.quantize_matrix[grid](*map(as_bytes, arguments), **options, PARTIALS=kernels.PARTIALS["matrix"])
 
 
 @pytest.fixture
@@ -285,7 +283,7 @@ def test_rows_times_factors_are_multiplied_in_32_bits(quantized, monkeypatch, lo
         monkeypatch.setattr(kernels, "ROW_BLOCKS", ())
     x, factors = torch.randn(5, 272).half(), torch.rand(272, 1) * 1e6
     values, scale = torch.full((5, 272), 3.0).to(torch.float8_e4m3fn), torch.full((5, 1), -5.0)
-    kernels.rows_plan("scaled_rows", x, 272, 4, [0], device.CPU)(x, factors, values, scale)
+    kernels.scaled_rows_plan(x, False, device.CPU)(x, factors, values, scale)
     assert_same_bits([values, scale], reference.quantize(x.float() * factors.t(), "row", values.dtype, False))
 
 
@@ -395,10 +393,30 @@ def test_matrices_of_several_sizes_are_quantized_in_the_same_launches(
         wanted += expected(x, scales, transpose, power_of_two=True)
     plan_of(*tasks)(*tensors)
     assert_same_bits(found, wanted)
-    # Rows: those of columns, two of rows alone, two of column scales, and of tiles; or of short columns and two of rows
+    # Rows: those of columns and of rows alone, two of column scales, and of tiles; or of short columns and of rows
     # alone. The matrix: five take two launches. Blocks, of either shape: those of the transpose and those without.
     is_short = kernels.has_short_columns(scales, [48], 272)
-    assert launched == [{"row": 3 if is_short else 6, "tensor": 4}.get(scales, 2)]
+    assert launched == [{"row": 2 if is_short else 5, "tensor": 4}.get(scales, 2)]
+
+
+def test_one_launch_writes_both_dtypes(quantized, monkeypatch):
+    launched = []
+    plan = aot_kernels.plan
+    monkeypatch.setattr(aot_kernels, "plan", lambda on, num, steps: launched.append(len(steps)) or plan(on, num, steps))
+    x, dy = torch.randn(48, 80).bfloat16(), torch.randn(48, 144).bfloat16()
+    tasks, tensors, found, wanted = [], [], [], []
+    for matrix, dtype in ((x, torch.float8_e4m3fn), (dy, torch.float8_e5m2)):
+        m, k = matrix.shape
+        tasks.append(([matrix], "tensor", "both", "e4m3" if matrix is x else "e5m2", False, False))
+        outputs = [torch.full((m, k), 3.0).to(dtype), torch.full((1,), -5.0)]
+        outputs += [torch.full((k, m), 3.0).to(dtype), torch.full((1,), -5.0)]
+        partial = torch.full(*kernels.partial_shape([m], k, "tensor")[:1], 2**30, dtype=torch.int32)
+        tensors += [matrix, *outputs, partial]
+        found += outputs
+        wanted += expected(matrix, "tensor", "both", dtype)
+    plan_of(*tasks)(*tensors)
+    assert_same_bits(found, wanted)
+    assert launched == [2], "the largest magnitudes, and the values"
 
 
 def gradients(z, dh):

@@ -56,8 +56,8 @@ def quantize(
       TypeError: x is not a dense tensor, or has the wrong dtype.
       ValueError: an argument or a shape breaks a rule.
       ForwardOnlyError: a gradient of x, which `sw.nn.Float8Linear` has, or a tangent would be needed.
-      BackwardNotBuiltError: the transpose, or e5m2, is for gradients, and this installation was built
-        without their kernels.
+      BackwardNotBuiltError: the transpose is for gradients, and this installation was built without
+        their kernels.
       TableError: a kernel of this installation is damaged.
       DriverError: the CUDA driver refuses.
     """

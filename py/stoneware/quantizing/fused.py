@@ -8,8 +8,9 @@ torch where no kernel runs.
 
 from __future__ import annotations
 
+import functools
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -40,7 +41,8 @@ def silu_mul_plan(z: torch.Tensor, power_of_two: bool, scales: str = "row") -> A
         if not _has_kernels(device, z) or z.shape[1] // 2 % kernels.MULTIPLE:
             return run
         return kernels.silu_mul_runs_plan(z, power_of_two, device) if len(z) <= kernels.MOST_TILE_ROWS else None
-    return _rows_plan("silu_mul", {"z": z}, z.shape[1] // 2, 3, [int(power_of_two)], run)
+    k = z.shape[1] // 2
+    return _rows_plan(functools.partial(kernels.rows_plan, "silu_mul", z, k, 3, [int(power_of_two)]), {"z": z}, k, run)
 
 
 def silu_mul(z: torch.Tensor) -> torch.Tensor:
@@ -144,8 +146,8 @@ def rms_norm_plan(x: torch.Tensor, weight: torch.Tensor, epsilon: float, power_o
         y.copy_(torch.nn.functional.rms_norm(x, (k,), weight, epsilon))
         _store(y, power_of_two, y8, scale)
 
-    options = [bits(epsilon), int(power_of_two)]
-    return _rows_plan("rms_norm", {"x": x, "weight": weight}, k, 5, options, run, is_plain=is_plain)
+    plan = functools.partial(kernels.rows_plan, "rms_norm", x, k, 5, [bits(epsilon), int(power_of_two)])
+    return _rows_plan(plan, {"x": x, "weight": weight}, k, run, is_plain=is_plain)
 
 
 def scaled_rows_plan(x: torch.Tensor, factors: torch.Tensor, power_of_two: bool) -> Any:
@@ -158,7 +160,8 @@ def scaled_rows_plan(x: torch.Tensor, factors: torch.Tensor, power_of_two: bool)
     def run(x: torch.Tensor, factors: torch.Tensor, x8: torch.Tensor, scale: torch.Tensor) -> None:
         _store(x.float() * factors.reshape(1, -1), power_of_two, x8, scale)
 
-    return _rows_plan("scaled_rows", {"x": x, "factors": factors}, x.shape[1], 4, [int(power_of_two)], run)
+    plan = functools.partial(kernels.scaled_rows_plan, x, power_of_two)
+    return _rows_plan(plan, {"x": x, "factors": factors}, x.shape[1], run)
 
 
 def transpose_plan(*parts: torch.Tensor) -> Any:
@@ -191,16 +194,14 @@ def bits(number: float) -> int:
 
 
 def _rows_plan(
-    name: str,
+    plan: Callable[[Device], Any],
     inputs: Mapping[str, torch.Tensor],
     k: int,
-    num_tensors: int,
-    options: Sequence[int],
     run: Callable[..., None],
     *,
     is_plain: bool = True,
 ) -> Any:
-    """The kernel's plan (`kernels.rows_plan`), or `run` if no kernel takes these inputs, x and factors of its k."""
+    """The kernel's plan, or `run` if no kernel takes these inputs, x and factors of its k."""
     device = tensor_checks.check_one_device(inputs.items())
     x, *factors = inputs.values()
     is_plain &= _are_aligned(*factors)
@@ -211,7 +212,7 @@ def _rows_plan(
         and k % kernels.MULTIPLE == 0
         and kernels.why_not(x, "row", "e4m3", False, device) is None
     ):
-        return kernels.rows_plan(name, x, k, num_tensors, options, device)
+        return plan(device)
     return run
 
 

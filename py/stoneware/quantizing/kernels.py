@@ -24,7 +24,7 @@ ROW_BLOCKS = (4096, 16384)
 """Elements of a row that a program of quantize_rows keeps in registers; a longer row is read twice."""
 
 PARTIALS = {"matrix": 1024, "column": 32}
-"""The most partial results of reduce_amax: of the matrix, which each program of quantize_tiles reads, or of
+"""The most partial results of reduce_amax: of the matrix, which each program of quantize_matrix reads, or of
 a column, which column_scales reads."""
 
 _MATRIX_BLOCKS = 512
@@ -38,7 +38,7 @@ _COLUMN_SCALES = (64, 32)
 """(partial results, columns) that a program of column_scales reads at a time; as in BUILD.bazel."""
 
 _TILE_ROWS = 64
-"""Rows of a tile of quantize_tiles; as in BUILD.bazel."""
+"""Rows of a tile of quantize_matrix and quantize_columns; as in BUILD.bazel."""
 
 _FEW_RUNS = 2**20
 """Elements up to which a matrix with a scale for each run has the kernel that also takes tiles that share one, so that
@@ -68,9 +68,6 @@ _SWIGLU_PROGRAMS = 1024
 _MATRICES = 3
 """Matrices that a launch takes; as in BUILD.bazel."""
 
-_ONE_MATRIX = frozenset({"rows_loop", *(f"rows_{block}" for block in ROW_BLOCKS)})
-"""The kernels of which a launch takes one matrix."""
-
 _UNITS = {"tensor": "matrix", "row": "column", "block": "block", "block_2d": "block"}
 """scales -> the unit that shares a scale, in the names of the kernels amax and tiles; a row of the transpose is a
 column of x."""
@@ -90,7 +87,8 @@ def why_not(x: torch.Tensor, scales: str, dtype: str, transposes: bool, device: 
         return f"m={m} and k={k} must be below 2**31 and at most 2**19 for the kernels"
     arch, built = aot_kernels.built_for(OP, device.compute_capability), manifest.packaged()
     variant = {"row": "rows_loop", "tensor": "tiles_matrix"}.get(scales, "blocks")
-    id = "" if arch is None else _id(arch, variant, _name(x), dtype)
+    # tiles_matrix writes e5m2 as well.
+    id = "" if arch is None else _id(arch, variant, _name(x), "e4m3" if scales == "tensor" else dtype)
     # `plan` raises an error for a kernel that was removed.
     if id not in built.kernels and id not in built.removed:
         return (
@@ -150,11 +148,6 @@ class _Launch(NamedTuple):
     def kernel(self) -> tuple[Any, ...]:
         return self.variant, self.in_dtype, self.out_dtype, self.options
 
-    @property
-    def most_matrices(self) -> int:
-        """How many matrices a launch takes."""
-        return 1 if self.variant in _ONE_MATRIX else _MATRICES
-
 
 def plan(tasks: Sequence[Task], num_tensors: int, device: Device) -> Any:
     """The plan that quantizes matrices; kernels that work on several do so in one launch.
@@ -168,7 +161,9 @@ def plan(tasks: Sequence[Task], num_tensors: int, device: Device) -> Any:
         first = min((queue[0] for queue in queues), key=lambda launch: launch.stage)
         together: list[_Launch] = []
         for queue in queues:
-            while queue and queue[0].kernel == first.kernel and len(together) < first.most_matrices:
+            while queue and queue[0].kernel == first.kernel and len(together) < _MATRICES:
+                if sum(launch.arguments[-1] for launch in (*together, queue[0])) > aot_kernels.INT32_MAX:
+                    break
                 together.append(queue.pop(0))
         steps.append(_step(together, device))
     return aot_kernels.plan(device, num_tensors, steps)
@@ -177,17 +172,14 @@ def plan(tasks: Sequence[Task], num_tensors: int, device: Device) -> Any:
 def _step(launches: list[_Launch], device: Device) -> Any:
     first = launches[0]
     grid = (sum(launch.arguments[-1] for launch in launches), 1, 1)
-    if first.most_matrices == 1:
-        arguments = [*first.arguments[:-1], *first.options]
-    else:
-        # One that is absent has no programs.
-        matrices = [launch.arguments for launch in launches] + [first.arguments] * (_MATRICES - len(launches))
-        arguments = [argument for of_matrices in zip(*matrices) for argument in of_matrices]
-        arguments += first.options
+    # An absent matrix has no programs.
+    matrices = [launch.arguments for launch in launches] + [first.arguments] * (_MATRICES - len(launches))
+    arguments = [argument for of_matrices in zip(*matrices) for argument in of_matrices]
+    arguments += first.options
     arch = aot_kernels.built_for(OP, device.compute_capability)
     assert arch is not None  # `why_not` asked
     id = _id(arch, first.variant, first.in_dtype, first.out_dtype)
-    built_matmuls.check_kernel(id, f"quantize to {first.out_dtype} ({first.variant})")
+    built_matmuls.check_kernel(id, f"quantize ({first.variant})")
     return aot_kernels.load(id, len(arguments)), grid, arguments
 
 
@@ -238,7 +230,7 @@ def _launches(task: Task) -> list[_Launch]:
             add(0, f"rows_columns_{block}", arguments)
             num_partials += num_blocks
         elif unit == "column" and plain:
-            add(0, f"rows_{block or 'loop'}", [source, scale, x8, scale, rows, k, ldx, rows])
+            add(0, f"rows_{block or 'loop'}", [source, scale, x8, scale, k, ldx, rows])
         first += rows
     if (finds_columns or unit == "matrix") and not num_partials:
         (row_blocks, column_blocks), rows_per_block = amax_blocks(m, k, unit)
@@ -248,17 +240,19 @@ def _launches(task: Task) -> list[_Launch]:
             add(0, f"amax_{unit}", [*arguments, row_blocks * column_blocks], "e4m3", is_scaled=False)
     if finds_columns:
         add(1, "column_scales", _of_column_scales(partial, scale_t, k, num_partials))
-    if transposed or unit != "column":
+    if unit == "matrix":
+        num_tiles = -(-m // _TILE_ROWS) * -(-k // BLOCK)
+        # Unused outputs are filled with another of the same type.
+        outputs = [x8 or xt8, scale or scale_t, xt8 or x8, scale_t or scale]
+        arguments = [sources[0], partial, *outputs, m, k, _ldx(parts[0]), num_partials, int(dtype == "e5m2")]
+        add(2, "tiles_matrix_t" if transposed else "tiles_matrix", [*arguments, int(plain), num_tiles], "e4m3")
+    elif transposed:
         first = 0
         for source, part in zip(sources, parts):
             rows = part.shape[0]
-            # For what is absent, or not read, another of its type.
-            arguments = [
-                source, partial if unit == "matrix" else scale_t or scale, x8 or xt8, scale or scale_t, xt8 or x8,
-                scale_t or scale, rows, k, _ldx(part), m, first, num_partials, int(plain),
-                -(-rows // _TILE_ROWS) * -(-k // BLOCK),
-            ]  # fmt: skip
-            add(2, f"tiles_{unit}_t" if transposed else f"tiles_{unit}", arguments)
+            num_tiles = -(-rows // _TILE_ROWS) * -(-k // BLOCK)
+            arguments = [source, xt8, scale_t, rows, k, _ldx(part), m, first, num_tiles]
+            add(2, "tiles_column_t", arguments, is_scaled=False)
             first += rows
     return launches
 
@@ -316,6 +310,20 @@ def rows_plan(name: str, x: torch.Tensor, k: int, num_tensors: int, options: Seq
     arguments = [*addresses, x.shape[0], k, _ldx(x), *options]
     kernel = _kernel(f"{name}_{block}", _name(x), arguments, device)
     return aot_kernels.plan(device, num_tensors, [(kernel, (x.shape[0], 1, 1), arguments)])
+
+
+def scaled_rows_plan(x: torch.Tensor, power_of_two: bool, device: Device) -> Any:
+    """The kernel's plan for `fused.scaled_rows_plan`; x is its input.
+
+    Raises:
+      UnsupportedError, TableError: the kernel cannot be loaded.
+      BackwardNotBuiltError: this installation excludes this kernel.
+    """
+    m, k = x.shape
+    block = next((block for block in ROW_BLOCKS if k <= block), "loop")
+    arguments = [*[("address", position) for position in range(4)], k, _ldx(x), m]
+    launch = _Launch(0, f"scaled_rows_{block}", _name(x), "e4m3", (int(power_of_two),), arguments)
+    return aot_kernels.plan(device, 4, [_step([launch], device)])
 
 
 def silu_mul_runs_plan(z: torch.Tensor, power_of_two: bool, device: Device) -> Any:

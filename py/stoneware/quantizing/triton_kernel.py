@@ -15,8 +15,9 @@ transpose), the whole matrix, 1 x 128 elements along a row, 128 x 1 along a colu
     quantize_rows_columns
                      grid: blocks of rows; the rows of a block, and the largest |x| of each of their columns
     column_scales    grid: blocks of columns; the scales of columns from partial results
-    quantize_tiles   grid: tiles of rows times tiles of 128 columns; a tile is read once and written in
-                     both orientations, with the results of those before
+    quantize_matrix  grid: tiles of rows times tiles of 128 columns; a tile is read once and written in both
+                     orientations, with the scale of the matrix from partial results
+    quantize_columns grid: the same; the transpose of a tile, with the scales of its columns
     quantize_blocks  the same for units of 1 x 128, 128 x 1 and 128 x 128, which a tile of 128 rows has whole; it is
                      read in parts, again from the caches for the other orientation
     quantize_short_columns
@@ -35,8 +36,9 @@ And of operands that are in fp8 already:
 
     transpose_tiles  grid: tiles of rows times tiles of columns; the transpose, as columns of a wider matrix
 
-A launch of the kernels from reduce_amax to quantize_short_columns, and of transpose_tiles, does the work of up to three
-matrices: its parameters come in threes, one after the other, and `blocks` is how many programs each matrix has.
+A launch of quantize_rows, of the kernels from reduce_amax to quantize_short_columns, and of transpose_tiles does the
+work of up to three matrices: its parameters come in threes, one after the other, and `blocks` is how many programs each
+matrix has.
 
 Each is bound by memory; what makes them fast is that x is read once where its units allow it, and that a loop
 loads what comes next while it works.
@@ -57,36 +59,32 @@ def _bits(x):
 
 
 @triton.jit
-def _scale(bits, MAX: tl.constexpr, power_of_two):
-    """The scale of a unit from the bits of its largest |x|, and its inverse."""
-    scale = _valid_scale(tl.div_rn(bits.to(tl.float32, bitcast=True), MAX), bits, power_of_two)
-    return scale, tl.div_rn(1.0, scale)
+def _quotient(x, inverse, divisor):
+    """x / divisor, rounded to nearest if it is normal, from the divisor's rounded inverse (Markstein, Computation of
+    elementary functions on the IBM RISC System/6000 processor, 1990). It has no branch, unlike a rounded division."""
+    quotient = x * inverse
+    return tl.fma(tl.fma(-quotient, divisor, x), inverse, quotient)
 
 
 @triton.jit
-def _branchless_scale(bits, MAX: tl.constexpr, power_of_two):
-    """Bitwise equal to `_scale` for each float32, without the branches of rounded divisions, for programs with many
-    units.
-
-    The quotient comes from the rounded inverse of MAX (Markstein, Computation of elementary functions on the IBM RISC
-    System/6000 processor, 1990), and the scale's inverse from two Newton steps.
-    """
-    amax = bits.to(tl.float32, bitcast=True)
-    quotient = amax * (1.0 / MAX)
-    quotient = tl.fma(tl.fma(-quotient, MAX, amax), 1.0 / MAX, quotient)
-    scale = _valid_scale(quotient, bits, power_of_two)
+def _inverse(scale):
+    """1 / scale, rounded to nearest, of the scales that `_scale` returns: an approximation and two Newton steps."""
     inverse = 1.0 / scale
     inverse = tl.fma(tl.fma(-scale, inverse, 1.0), inverse, inverse)
-    return scale, tl.fma(tl.fma(-scale, inverse, 1.0), inverse, inverse)
+    return tl.fma(tl.fma(-scale, inverse, 1.0), inverse, inverse)
 
 
 @triton.jit
-def _valid_scale(scale, bits, power_of_two):
+def _scale(bits, MAX: tl.constexpr, power_of_two):
+    """The scale of a unit from the bits of its largest |x|, and its inverse."""
+    amax = bits.to(tl.float32, bitcast=True)
+    scale = _quotient(amax, 1.0 / MAX, MAX)
     scale = tl.maximum(scale, 1.1754943508222875e-38)  # the least normal: its inverse is finite
     rounded_up = (scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000
     scale = tl.where(power_of_two != 0, rounded_up.to(tl.float32, bitcast=True), scale)
     scale = tl.where(bits == 0, 1.0, scale)
-    return tl.where(bits >= 0x7F800000, float("nan"), scale)
+    scale = tl.where(bits >= 0x7F800000, float("nan"), scale)
+    return scale, _inverse(scale)
 
 
 @triton.jit
@@ -120,15 +118,19 @@ def _store_row(values, x8, columns, k, power_of_two, MAX: tl.constexpr):
 
 @triton.jit
 def quantize_rows(
-    x, factors, x8, scales, m, k, ldx, power_of_two,
-    MAX: tl.constexpr, BLOCK: tl.constexpr, ONE: tl.constexpr, SCALED: tl.constexpr,
+    x_0, x_1, x_2, factors_0, factors_1, factors_2, x8_0, x8_1, x8_2, scales_0, scales_1, scales_2, k_0, k_1, k_2,
+    ldx_0, ldx_1, ldx_2, blocks_0, blocks_1, blocks_2,
+    power_of_two, MAX: tl.constexpr, BLOCK: tl.constexpr, ONE: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """A row of x, or of x * factors [k] in float32 if SCALED. ONE: the row fits BLOCK; otherwise it is read twice,
     the second time from the L2."""
-    row = tl.program_id(0).to(tl.int64)
+    which, program = _matrix(blocks_0, blocks_1)
+    factors, scales = _of(which, factors_0, factors_1, factors_2), _of(which, scales_0, scales_1, scales_2)
+    k = _of(which, k_0, k_1, k_2)
+    row = program.to(tl.int64)
     columns = tl.arange(0, BLOCK)
-    x += row * ldx
-    x8 += row * k
+    x = _of(which, x_0, x_1, x_2) + row * _of(which, ldx_0, ldx_1, ldx_2)
+    x8 = _of(which, x8_0, x8_1, x8_2) + row * k
     if ONE:
         scale = _store_row(_row(x, factors, columns, columns < k, SCALED), x8, columns, k, power_of_two, MAX)
     else:
@@ -314,20 +316,15 @@ def column_scales(
 
 
 @triton.jit
-def quantize_tiles(
+def quantize_matrix(
     x_0, x_1, x_2, partial_0, partial_1, partial_2, x8_0, x8_1, x8_2, scales_0, scales_1, scales_2,
     xt8_0, xt8_1, xt8_2, scales_t_0, scales_t_1, scales_t_2, m_0, m_1, m_2, k_0, k_1, k_2, ldx_0, ldx_1, ldx_2,
-    ldt_0, ldt_1, ldt_2, first_0, first_1, first_2, num_partials_0, num_partials_1, num_partials_2,
-    writes_0, writes_1, writes_2, blocks_0, blocks_1, blocks_2,
-    power_of_two,
-    MAX: tl.constexpr, UNIT: tl.constexpr, TRANSPOSES: tl.constexpr,
-    ROWS: tl.constexpr, TILE: tl.constexpr, PARTIALS: tl.constexpr,
+    num_partials_0, num_partials_1, num_partials_2, is_wide_0, is_wide_1, is_wide_2, writes_0, writes_1, writes_2,
+    blocks_0, blocks_1, blocks_2,
+    power_of_two, TRANSPOSES: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, PARTIALS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of ROWS x TILE. UNIT: 0 the matrix, 1 a column.
-
-    scales and scales_t: [1], or none and [k] (column_scales wrote them). xt8 has the leading dimension ldt, and x is
-    its part from column `first` on.
-    """
+    """A tile of ROWS x TILE, whose scale is that of the matrix. x8 and xt8 are bytes: of e5m2 if `is_wide`, else of
+    e4m3, so that a launch takes both. scales and scales_t: [1]."""
     which, program = _matrix(blocks_0, blocks_1)
     x = _of(which, x_0, x_1, x_2)
     partial = _of(which, partial_0, partial_1, partial_2)
@@ -338,37 +335,68 @@ def quantize_tiles(
     m = _of(which, m_0, m_1, m_2)
     k = _of(which, k_0, k_1, k_2)
     ldx = _of(which, ldx_0, ldx_1, ldx_2)
-    ldt = _of(which, ldt_0, ldt_1, ldt_2)
-    first = _of(which, first_0, first_1, first_2)
     num_partials = _of(which, num_partials_0, num_partials_1, num_partials_2)
     writes = _of(which, writes_0, writes_1, writes_2)
     row_tiles = tl.cdiv(m, ROWS)
-    row_tile, column_tile = program % row_tiles, program // row_tiles
-    rows = row_tile * ROWS + tl.arange(0, ROWS)
-    columns = column_tile * TILE + tl.arange(0, TILE)
+    rows = program % row_tiles * ROWS + tl.arange(0, ROWS)
+    columns = program // row_tiles * TILE + tl.arange(0, TILE)
     mask = (rows < m)[:, None] & (columns < k)[None, :]
     values = _load_tile(x, rows, columns, ldx, mask).to(tl.float32)
-    if UNIT == 0:
-        others = tl.arange(0, PARTIALS)
-        found = tl.load(partial + others, mask=others < num_partials, other=0)
-        scale, inverse = _scale(tl.max(found, axis=0), MAX, power_of_two)
-        if program == 0:
-            if writes != 0:
-                tl.store(scales, scale)
-            if TRANSPOSES:
-                tl.store(scales_t, scale)
-        plain = values * inverse
-        other = plain
+    others = tl.arange(0, PARTIALS)
+    bits = tl.max(tl.load(partial + others, mask=others < num_partials, other=0), axis=0)
+    if _of(which, is_wide_0, is_wide_1, is_wide_2) != 0:
+        _store_matrix(
+            values, bits, x8, scales, xt8, scales_t, rows, columns, m, k, mask, program, writes, power_of_two,
+            tl.float8e5, 57344.0, TRANSPOSES,
+        )  # fmt: skip
     else:
-        inverse = tl.div_rn(1.0, tl.load(scales_t + columns, mask=columns < k, other=1.0))
-        other = values * inverse[None, :]
-    if UNIT == 0:  # noqa: SIM102  a constant: a column has no `plain`
+        _store_matrix(
+            values, bits, x8, scales, xt8, scales_t, rows, columns, m, k, mask, program, writes, power_of_two,
+            tl.float8e4nv, 448.0, TRANSPOSES,
+        )  # fmt: skip
+
+
+@triton.jit
+def _store_matrix(
+    values, bits, x8, scales, xt8, scales_t, rows, columns, m, k, mask, program, writes, power_of_two,
+    OUT: tl.constexpr, MAX: tl.constexpr, TRANSPOSES: tl.constexpr,
+):  # fmt: skip
+    scale, inverse = _scale(bits, MAX, power_of_two)
+    if program == 0:
         if writes != 0:
-            _store_tile(x8, rows, columns, k, plain, mask)
+            tl.store(scales, scale)
+        if TRANSPOSES:
+            tl.store(scales_t, scale)
+    values8 = (values * inverse).to(OUT).to(tl.int8, bitcast=True)
+    if writes != 0:
+        _store_tile(x8, rows, columns, k, values8, mask)
     if TRANSPOSES:
-        at = xt8 + first + columns.to(tl.int64)[:, None] * ldt + rows[None, :]
-        values8 = tl.trans(other.to(xt8.dtype.element_ty))
-        tl.store(at, values8, mask=(columns < k)[:, None] & (rows < m)[None, :])
+        _store_transposed(values8, xt8, m, rows, columns, mask)
+
+
+@triton.jit
+def quantize_columns(
+    x_0, x_1, x_2, xt8_0, xt8_1, xt8_2, scales_t_0, scales_t_1, scales_t_2, m_0, m_1, m_2, k_0, k_1, k_2,
+    ldx_0, ldx_1, ldx_2, ldt_0, ldt_1, ldt_2, first_0, first_1, first_2, blocks_0, blocks_1, blocks_2,
+    ROWS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """A tile of ROWS x TILE of the transpose, whose scales [k] column_scales wrote. xt8 has the leading dimension ldt,
+    and x is its part from column `first` on."""
+    which, program = _matrix(blocks_0, blocks_1)
+    x = _of(which, x_0, x_1, x_2)
+    xt8 = _of(which, xt8_0, xt8_1, xt8_2) + _of(which, first_0, first_1, first_2)
+    scales_t = _of(which, scales_t_0, scales_t_1, scales_t_2)
+    m = _of(which, m_0, m_1, m_2)
+    k = _of(which, k_0, k_1, k_2)
+    ldx = _of(which, ldx_0, ldx_1, ldx_2)
+    ldt = _of(which, ldt_0, ldt_1, ldt_2)
+    row_tiles = tl.cdiv(m, ROWS)
+    rows = program % row_tiles * ROWS + tl.arange(0, ROWS)
+    columns = program // row_tiles * TILE + tl.arange(0, TILE)
+    mask = (rows < m)[:, None] & (columns < k)[None, :]
+    values = _load_tile(x, rows, columns, ldx, mask).to(tl.float32)
+    inverse = _inverse(tl.load(scales_t + columns, mask=columns < k, other=1.0))
+    _store_transposed(values * inverse[None, :], xt8, ldt, rows, columns, mask)
 
 
 @triton.jit
@@ -421,7 +449,7 @@ def _quantize_runs(
             at = row_tile * TILE + begin + part
             mask = (at < m)[:, None] & (columns < k)[None, :]
             values = _load_tile(x, at, columns, ldx, mask)
-            scale, inverse = _branchless_scale(tl.max(_bits(values), axis=1), MAX, power_of_two)
+            scale, inverse = _scale(tl.max(_bits(values), axis=1), MAX, power_of_two)
             tl.store(scales + column_tile.to(tl.int64) * m + at, scale, mask=at < m)
             _store_tile(x8, at, columns, k, values.to(tl.float32) * inverse[:, None], mask)
     if TRANSPOSES:
@@ -429,7 +457,7 @@ def _quantize_runs(
             at = column_tile * TILE + begin + part
             mask = (rows < m)[:, None] & (at < k)[None, :]
             values = _load_tile(x, rows, at, ldx, mask)
-            scale, inverse = _branchless_scale(tl.max(_bits(values), axis=0), MAX, power_of_two)
+            scale, inverse = _scale(tl.max(_bits(values), axis=0), MAX, power_of_two)
             tl.store(scales_t + row_tile.to(tl.int64) * k + at, scale, mask=at < k)
             _store_transposed(values.to(tl.float32) * inverse[None, :], xt8, m, rows, at, mask)
 
@@ -445,7 +473,7 @@ def _quantize_square(
         at = column_tile * TILE + begin + part
         values = _load_tile(x, rows, at, ldx, (rows < m)[:, None] & (at < k)[None, :])
         largest = tl.maximum(largest, tl.max(_bits(values), axis=1))
-    scale, inverse = _branchless_scale(tl.max(largest, axis=0), MAX, power_of_two)
+    scale, inverse = _scale(tl.max(largest, axis=0), MAX, power_of_two)
     if writes != 0:
         tl.store(scales + row_tile * tl.cdiv(k, TILE) + column_tile, scale)
     if TRANSPOSES:
@@ -468,16 +496,15 @@ def _quantize_row(x, x8, scale_of_row, k, power_of_two, MAX: tl.constexpr, BLOCK
 
 
 @triton.jit
-def _quantize_columns(
+def _quantize_whole_columns(
     x, xt8, scales_t, tile, m, k, ldx, power_of_two, MAX: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr
 ):
     rows, columns = tl.arange(0, ROWS), tile * TILE + tl.arange(0, TILE)
-    values = _load_tile(x, rows, columns, ldx, (rows < m)[:, None] & (columns < k)[None, :])
+    mask = (rows < m)[:, None] & (columns < k)[None, :]
+    values = _load_tile(x, rows, columns, ldx, mask)
     scale, inverse = _scale(tl.max(_bits(values), axis=0), MAX, power_of_two)
     tl.store(scales_t + columns, scale, mask=columns < k)
-    values8 = (values.to(tl.float32) * inverse[None, :]).to(xt8.dtype.element_ty)
-    at = columns.to(tl.int64)[:, None] * m + rows[None, :]
-    tl.store(xt8 + at, tl.trans(values8), mask=(columns < k)[:, None] & (rows < m)[None, :])
+    _store_transposed(values.to(tl.float32) * inverse[None, :], xt8, m, rows, columns, mask)
 
 
 @triton.jit
@@ -497,7 +524,7 @@ def quantize_short_columns(
     row = program - tl.cdiv(k, TILE)
     if row < 0:
         xt8, scales_t = _of(which, xt8_0, xt8_1, xt8_2), _of(which, scales_t_0, scales_t_1, scales_t_2)
-        _quantize_columns(x, xt8, scales_t, program, m, k, ldx, power_of_two, MAX, ROWS, TILE)
+        _quantize_whole_columns(x, xt8, scales_t, program, m, k, ldx, power_of_two, MAX, ROWS, TILE)
     else:
         _quantize_row(
             x + row.to(tl.int64) * ldx, _of(which, x8_0, x8_1, x8_2) + row.to(tl.int64) * k,
@@ -644,10 +671,10 @@ def swiglu_grad(
     dgate, dup, h = _silu_mul_grad(
         gate, _load_tile(z + n, rows, columns, 2 * n, mask), _load_tile(dh, rows, columns, n, mask)
     )
-    of_rows = tl.div_rn(1.0, tl.load(scales + rows, mask=rows < m, other=1.0))
-    of_gate = tl.div_rn(1.0, tl.load(scales_t + columns, mask=columns < n, other=1.0))
-    of_up = tl.div_rn(1.0, tl.load(scales_t + n + columns, mask=columns < n, other=1.0))
-    of_h = tl.div_rn(1.0, tl.load(scales_h + columns, mask=columns < n, other=1.0))
+    of_rows = _inverse(tl.load(scales + rows, mask=rows < m, other=1.0))
+    of_gate = _inverse(tl.load(scales_t + columns, mask=columns < n, other=1.0))
+    of_up = _inverse(tl.load(scales_t + n + columns, mask=columns < n, other=1.0))
+    of_h = _inverse(tl.load(scales_h + columns, mask=columns < n, other=1.0))
     plain_gate = _scaled(dgate, factors, columns, n, SCALED)
     plain_up = _scaled(dup, factors + n, columns, n, SCALED)
     _store_both(plain_gate, of_rows, dz8, 2 * n, dgate, of_gate, dzt8, m, rows, columns, mask)
