@@ -25,12 +25,6 @@ CHECKS = [
         "nvidia_h100/check",
         "nvidia_h100/check_matmul",
         "nvidia_h200/check",
-        "nvidia_h200/check_blocks",
-        "nvidia_h200/check_grouped_blocks",
-        "nvidia_h200/check_matmul",
-        "nvidia_h200/check_others",
-        "nvidia_h200/check_quantize",
-        "nvidia_h200/check_quantize_blocks",
     )
 ]
 
