@@ -20,12 +20,7 @@ from tools.gpu_check import machine
 ROOT = pathlib.Path(__file__).parents[2]
 MANIFEST = ROOT / "py" / "stoneware" / "kernel_manifest.json"
 CHECKS = [
-    f"docs/measured/{name}.json"
-    for name in (
-        "nvidia_h100/check",
-        "nvidia_h100/check_matmul",
-        "nvidia_h200/check",
-    )
+    f"docs/measured/{name}.json" for name in ("nvidia_h100/check", "nvidia_h100/check_matmul", "nvidia_h200/check")
 ]
 
 
