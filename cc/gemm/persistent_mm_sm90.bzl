@@ -26,6 +26,7 @@ _DEVICE_HDRS = _SHARED_HDRS + [
     "persistent_mm_boxes_sm90.cuh",
     "persistent_mm_groups_sm90.cuh",
     "persistent_mm_load_sm90.cuh",
+    "persistent_mm_overlapped_sum_sm90.cuh",
     "persistent_mm_partial_sums_sm90.cuh",
     "persistent_mm_sm90.cuh",
     "persistent_mm_registers_sm90.cuh",

@@ -10,6 +10,7 @@
 #include "cc/gemm/persistent_mm_block_sm90.cuh"
 #include "cc/gemm/persistent_mm_groups_sm90.cuh"
 #include "cc/gemm/persistent_mm_load_sm90.cuh"
+#include "cc/gemm/persistent_mm_overlapped_sum_sm90.cuh"
 #include "cc/gemm/persistent_mm_partial_sums_sm90.cuh"
 #include "cc/gemm/persistent_mm_scales_sm90.cuh"
 #include "cc/gemm/persistent_mm_sm90.h"

@@ -1,0 +1,270 @@
+// How a block of persistent_mm sums a tile over k, chunk by chunk, where several warp groups
+// multiply.
+
+#pragma once
+
+#include <cstdint>
+
+#include "cc/gemm/persistent_mm_block_sm90.cuh"
+#include "cc/gemm/persistent_mm_sm90.h"
+#include "cc/gemm/persistent_mm_sum_sm90.cuh"
+#include "cc/gemm/ptx_sm90.cuh"
+#include "cc/gemm/ring_position_sm90.cuh"
+#include "cc/gemm/wgmma_sm90.cuh"
+
+namespace stoneware::gemm::sm90 {
+
+// The block scales of a stage: of this thread's rows of a, 64 of each warp group kRowSteps times,
+// and of b, of which columns from kNextScale on have the second.
+template <class Shape, int kRowSteps, int kNextScale, bool kMultiplied = Shape::kMultipliesScales>
+struct StageScales {
+  static constexpr int kOfB = kNextScale < Shape::kTileN ? 2 : 1;
+
+  float of_rows[kRowSteps][2];
+  float of_b[kOfB];
+
+  // `address`: of the first.
+  __device__ explicit StageScales(std::uint32_t address) {
+    if constexpr (Shape::kBlockScales) {
+      const int thread = static_cast<int>(threadIdx.x);
+      const int row = thread / 128 * 64 + thread / 32 % 4 * 16 + thread % 32 / 4;
+#pragma unroll
+      for (int i = 0; i < kOfB; ++i) {
+        of_b[i] = LoadSharedFloat(address + (Shape::kTileM + i) * 4);
+      }
+#pragma unroll
+      for (int i = 0; i < 2 * kRowSteps; ++i) {
+        of_rows[i / 2][i % 2] =
+            LoadSharedFloat(address + (i / 2 * (Shape::kWarpGroups * 64) + i % 2 * 8 + row) * 4);
+      }
+    }
+  }
+
+  __device__ float Product(int step, int row, int scale_of_b) const {
+    return of_rows[step][row] * of_b[scale_of_b];
+  }
+};
+
+// Their products: for this thread's two rows of each step, with the first scale of b and the
+// last.
+template <class Shape, int kRowSteps, int kNextScale>
+struct StageScales<Shape, kRowSteps, kNextScale, true> {
+  static constexpr int kOfB = kNextScale < Shape::kTileN ? 2 : 1;
+  static constexpr int kNumber = 2 * kRowSteps * kOfB;
+
+  float factors[kRowSteps][kOfB][2];
+
+  // `address`: of the first.
+  __device__ explicit StageScales(std::uint32_t address) {
+    const int thread = static_cast<int>(threadIdx.x);
+    address += (thread / 32 * 8 + thread % 32 / 4) * (Shape::kScalesOfThread * 4);
+    if constexpr (kNumber == 4 && kNumber == Shape::kScalesOfThread) {
+      const float4 all = LoadShared(address);
+      factors[0][0][0] = all.x;
+      factors[0][0][1] = all.y;
+      factors[kRowSteps - 1][kOfB - 1][0] = all.z;
+      factors[kRowSteps - 1][kOfB - 1][1] = all.w;
+    } else {
+#pragma unroll
+      for (int i = 0; i < kNumber / 2; ++i) {
+        const int at = (i / kOfB * Shape::kScalesOfB + i % kOfB) * 2;
+        const float2 pair = LoadSharedPair(address + at * 4);
+        factors[i / kOfB][i % kOfB][0] = pair.x;
+        factors[i / kOfB][i % kOfB][1] = pair.y;
+      }
+    }
+  }
+
+  __device__ float Product(int step, int row, int scale_of_b) const {
+    return factors[step][scale_of_b][row];
+  }
+};
+
+// Sums tiles chunk by chunk where several warp groups multiply: while one adds the sums of a chunk,
+// another multiplies. A warp group multiplies 64 of its rows at a time. If registers have place for
+// the products of two parts, it also adds those of the first while the second is multiplied
+// (kHasParts). What stands between two products is short: addresses are in uniform registers,
+// scales are read before, and it looks whether the next stage is full while it multiplies. It sums
+// 64 rows of each warp group kRowSteps times.
+template <class Shape, int kRowSteps = Shape::kRowSteps>
+class OverlappedSum {
+ public:
+  __device__ explicit OverlappedSum(const SharedMemory<Shape>& shared)
+      : operands_(shared),
+        full_(SameInWarp(shared.full->Address())),
+        release_(SameInWarp(shared.empty->Address())),
+        scales_(SameInWarp(SharedAddress(shared.block_scales))) {}
+
+  // `first_n`: of the tile. Its columns from a multiple of kAlignment on may have the next scale of
+  // b. There is a loop for each such column, since a choice for each sum would take as long as the
+  // sums.
+  template <int kNextScale = Shape::kTileN & -Shape::kTileN>
+  __device__ void Run(RingPosition<Shape::kStages>& ring, int num_steps, int first_n,
+                      Sums<Shape>& sums) const {
+    constexpr int kAlignment = Shape::kTileN & -Shape::kTileN;
+    constexpr int kLast = Shape::kTileN < Shape::kScaleBlock ? Shape::kTileN : Shape::kScaleBlock;
+    if constexpr (!Shape::kBlockScales || Shape::kScalesOfB == 1) {
+      Sum<Shape::kTileN>(ring, num_steps, sums);
+    } else if constexpr (kNextScale == kLast) {
+      Sum<kLast>(ring, num_steps, sums);
+    } else if (Shape::kScaleBlock - first_n % Shape::kScaleBlock == kNextScale) {
+      Sum<kNextScale>(ring, num_steps, sums);
+    } else {
+      Run<kNextScale + kAlignment>(ring, num_steps, first_n, sums);
+    }
+  }
+
+ private:
+  // Of a part, or of a step of rows.
+  static constexpr int kPartColumns = Shape::kColumns / Shape::kColumnParts;
+  static constexpr int kPartSums = kPartColumns / 2;
+  using Products = float[1][kPartSums];
+
+  // Stages that one turn of the loop over k takes, as the size of the code allows.
+  static constexpr int kUnroll = Shape::kScalesOfB == 1 ? 4 : 1;
+
+  template <int kNextScale>
+  using Scales = StageScales<Shape, kRowSteps, kNextScale>;
+
+  // Of this thread's two rows, with the scales of b.
+  template <int kNextScale>
+  using RowScales = float[2][Scales<kNextScale>::kOfB];
+
+  template <int kNextScale>
+  __device__ void Sum(RingPosition<Shape::kStages>& ring, int num_steps, Sums<Shape>& sums) const {
+#pragma unroll
+    for (int step = 0; step < kRowSteps; ++step) {
+#pragma unroll
+      for (int i = 0; i < Shape::kSums; ++i) sums[step][i] = 0.0f;
+    }
+    bool is_full = false;
+    if constexpr (Shape::kHasParts) {
+      Products products[2] = {};
+      int left = num_steps;
+#pragma unroll 1
+      for (; left >= Shape::kStageParts; left -= Shape::kStageParts) {
+        SumStages<kNextScale, Shape::kStageParts>(ring, is_full, products, sums);
+      }
+      if constexpr (Shape::kStageParts > 1) {
+        if (left > 0) SumStages<kNextScale, 1>(ring, is_full, products, sums);
+      }
+    } else {
+      Products products = {};
+#pragma unroll kUnroll
+      for (int i = 0; i < num_steps; ++i) SumSteps<kNextScale>(ring, is_full, products, sums);
+    }
+  }
+
+  // Sums a stage, one step of rows after the other.
+  template <int kNextScale>
+  __device__ __forceinline__ void SumSteps(RingPosition<Shape::kStages>& ring, bool& is_full,
+                                           Products& products, Sums<Shape>& sums) const {
+    const int stage = ring.stage;
+    if (!is_full) Mbarrier::WaitAt(full_ + stage * 8, ring.parity);
+    const Scales<kNextScale> scales(scales_ + stage * (Shape::kChunkScales * 4));
+#pragma unroll
+    for (int step = 0; step < kRowSteps; ++step) {
+      Multiply(stage, products, step, 0);
+      const bool is_last = step + 1 == kRowSteps;
+      if (is_last) {
+        ring.Advance();
+        is_full = Mbarrier::IsCompleteAt(full_ + ring.stage * 8, ring.parity);
+      }
+      RowScales<kNextScale> scale;
+      MultiplyScales<kNextScale>(scales, step, scale);
+      WaitForWgmma<0>();
+      FenceSums(products);
+      if (is_last) Release(stage);
+      Add<kNextScale>(products, scale, 0, sums[step]);
+    }
+  }
+
+  // Sums kNumber stages, of which two parts at most are multiplied one after the other. None of
+  // them is left when it returns: ptxas serialises wgmma whose sums are read in the next turn of a
+  // loop.
+  template <int kNextScale, int kNumber>
+  __device__ __forceinline__ void SumStages(RingPosition<Shape::kStages>& ring, bool& is_full,
+                                            Products (&products)[2], Sums<Shape>& sums) const {
+    constexpr int kParts = kNumber * Shape::kColumnParts;
+    static_assert(kParts <= 2);
+    int stages[kNumber];
+    RowScales<kNextScale> scales[kNumber];
+#pragma unroll
+    for (int i = 0; i < kNumber; ++i) {
+      stages[i] = ring.stage;
+      if (i > 0 || !is_full) Mbarrier::WaitAt(full_ + stages[i] * 8, ring.parity);
+#pragma unroll
+      for (int part = 0; part < Shape::kColumnParts; ++part) {
+        Multiply(stages[i], products[i * Shape::kColumnParts + part], 0, part * kPartColumns);
+      }
+      const Scales<kNextScale> of_stage(scales_ + stages[i] * (Shape::kChunkScales * 4));
+      MultiplyScales<kNextScale>(of_stage, 0, scales[i]);
+      ring.Advance();
+    }
+    is_full = Mbarrier::IsCompleteAt(full_ + ring.stage * 8, ring.parity);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int of_stage = part % Shape::kColumnParts;
+      const int i = part / Shape::kColumnParts;
+      if (part + 1 < kParts) {
+        WaitForWgmma<1>();
+      } else {
+        WaitForWgmma<0>();
+      }
+      FenceSums(products[part]);
+      if (of_stage + 1 == Shape::kColumnParts) Release(stages[i]);
+      Add<kNextScale>(products[part], scales[i], of_stage * kPartColumns, sums[0]);
+    }
+  }
+
+  // Starts the products of 64 rows of each warp group with some columns.
+  __device__ __forceinline__ void Multiply(int stage, Products& products, int step,
+                                           int first_column) const {
+    FenceSums(products);
+    FenceWgmma();
+    int is_added = 0;
+    MultiplyChunk<Shape>(operands_, stage, is_added, products, step, first_column);
+    CommitWgmma();
+  }
+
+  __device__ __forceinline__ void Release(int stage) const {
+    __syncwarp();
+    release_(stage);
+  }
+
+  template <int kNextScale>
+  static __device__ __forceinline__ void MultiplyScales(const Scales<kNextScale>& scales, int step,
+                                                        RowScales<kNextScale>& products) {
+    if constexpr (Shape::kBlockScales) {
+#pragma unroll
+      for (int i = 0; i < 2 * Scales<kNextScale>::kOfB; ++i) {
+        products[i % 2][i / 2] = scales.Product(step, i % 2, i / 2);
+      }
+    }
+  }
+
+  // Scales the products of the columns from `first_column` on, and adds them.
+  template <int kNextScale>
+  static __device__ __forceinline__ void Add(const Products& products,
+                                             const RowScales<kNextScale>& scales, int first_column,
+                                             float (&sums)[Shape::kSums]) {
+#pragma unroll
+    for (int i = 0; i < kPartSums; ++i) {
+      const int at = first_column / 2 + i;
+      if constexpr (Shape::kBlockScales) {
+        // Sum `at` is of column at / 4 * 8 and the seven after it.
+        const int of_b = at / 4 * 8 < kNextScale ? 0 : Scales<kNextScale>::kOfB - 1;
+        sums[at] += products[0][i] * scales[at / 2 % 2][of_b];
+      } else {
+        sums[at] += products[0][i];
+      }
+    }
+  }
+
+  const Operands<Shape> operands_;
+  const std::uint32_t full_;
+  const StageRelease<Shape> release_;
+  const std::uint32_t scales_;
+};
+
+}  // namespace stoneware::gemm::sm90
