@@ -81,11 +81,11 @@ struct StageScales<Shape, kRowSteps, kNextScale, true> {
 };
 
 // Sums tiles chunk by chunk where several warp groups multiply: while one adds the sums of a chunk,
-// another multiplies. A warp group multiplies 64 of its rows at a time. If registers have place for
-// the products of two parts, it also adds those of the first while the second is multiplied
-// (kHasParts). What stands between two products is short: addresses are in uniform registers,
-// scales are read before, and it looks whether the next stage is full while it multiplies. It sums
-// 64 rows of each warp group kRowSteps times.
+// another multiplies. A warp group multiplies 64 of its rows at a time. With kHasParts it has the
+// products of two parts, and adds those of the first while the second is multiplied. What stands
+// between two products is short: addresses are in uniform registers, scales are read before a
+// product or during it, and so is the barrier of the next stage. It sums 64 rows of each warp group
+// kRowSteps times.
 template <class Shape, int kRowSteps = Shape::kRowSteps>
 class OverlappedSum {
  public:
@@ -115,12 +115,12 @@ class OverlappedSum {
   }
 
  private:
-  // Of a part, or of a step of rows.
+  // The columns of a product, and a thread's numbers of it.
   static constexpr int kPartColumns = Shape::kColumns / Shape::kColumnParts;
   static constexpr int kPartSums = kPartColumns / 2;
   using Products = float[1][kPartSums];
 
-  // Stages that one turn of the loop over k takes, as the size of the code allows.
+  // Stages that one turn of the loop over k takes without parts, as the size of the code allows.
   static constexpr int kUnroll = Shape::kScalesOfB == 1 ? 4 : 1;
 
   template <int kNextScale>
@@ -179,9 +179,8 @@ class OverlappedSum {
     }
   }
 
-  // Sums kNumber stages, of which two parts at most are multiplied one after the other. None of
-  // them is left when it returns: ptxas serialises wgmma whose sums are read in the next turn of a
-  // loop.
+  // Multiplies kNumber stages, two parts at most, and adds each part when it is complete. No wgmma
+  // is in flight on return: ptxas serialises those whose sums are read in the next turn of a loop.
   template <int kNextScale, int kNumber>
   __device__ __forceinline__ void SumStages(RingPosition<Shape::kStages>& ring, bool& is_full,
                                             Products (&products)[2], Sums<Shape>& sums) const {
@@ -197,14 +196,14 @@ class OverlappedSum {
       for (int part = 0; part < Shape::kColumnParts; ++part) {
         Multiply(stages[i], products[i * Shape::kColumnParts + part], 0, part * kPartColumns);
       }
-      const Scales<kNextScale> of_stage(scales_ + stages[i] * (Shape::kChunkScales * 4));
-      MultiplyScales<kNextScale>(of_stage, 0, scales[i]);
+      const Scales<kNextScale> stage_scales(scales_ + stages[i] * (Shape::kChunkScales * 4));
+      MultiplyScales<kNextScale>(stage_scales, 0, scales[i]);
       ring.Advance();
     }
     is_full = Mbarrier::IsCompleteAt(full_ + ring.stage * 8, ring.parity);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      const int of_stage = part % Shape::kColumnParts;
+      const int column_part = part % Shape::kColumnParts;
       const int i = part / Shape::kColumnParts;
       if (part + 1 < kParts) {
         WaitForWgmma<1>();
@@ -212,8 +211,8 @@ class OverlappedSum {
         WaitForWgmma<0>();
       }
       FenceSums(products[part]);
-      if (of_stage + 1 == Shape::kColumnParts) Release(stages[i]);
-      Add<kNextScale>(products[part], scales[i], of_stage * kPartColumns, sums[0]);
+      if (column_part + 1 == Shape::kColumnParts) Release(stages[i]);
+      Add<kNextScale>(products[part], scales[i], column_part * kPartColumns, sums[0]);
     }
   }
 
@@ -234,11 +233,11 @@ class OverlappedSum {
 
   template <int kNextScale>
   static __device__ __forceinline__ void MultiplyScales(const Scales<kNextScale>& scales, int step,
-                                                        RowScales<kNextScale>& products) {
+                                                        RowScales<kNextScale>& factors) {
     if constexpr (Shape::kBlockScales) {
 #pragma unroll
       for (int i = 0; i < 2 * Scales<kNextScale>::kOfB; ++i) {
-        products[i % 2][i / 2] = scales.Product(step, i % 2, i / 2);
+        factors[i % 2][i / 2] = scales.Product(step, i % 2, i / 2);
       }
     }
   }

@@ -272,14 +272,16 @@ struct PersistentMmShape {
   // While one warp group adds the sums of a chunk, another multiplies: they do not wait for each
   // other, at the end of a tile neither.
   static constexpr bool kOverlapsSums = kPromotes && kWarpGroups > 1;
+  static_assert(kPromotes ? kSwapAb != kOverlapsSums && (kBlockScales || kOverlapsSums) : true,
+                "persistent_mm_sm90.bzl refuses such a config");
   // Two parts that a warp group multiplies one after the other, so that it adds the products of the
-  // first while the second is multiplied: halves of a stage's columns, or two stages. With 256
-  // rows, or three warp groups, registers have no place for both. A narrow tile has more to load
-  // than to add.
+  // first while the second is multiplied: halves of a stage's columns, of 80 and more each, or two
+  // stages, whose products registers must have place for. docs/design/block_scales_sm90.md has the
+  // times of both, and of narrow tiles, which are slower with parts.
   static constexpr bool kHasParts =
       kOverlapsSums && kWarpGroups == 2 && kRowSteps == 1 && kColumns >= 128 && kColumns % 32 == 0;
   static constexpr int kColumnParts = kHasParts && kColumns > 128 ? 2 : 1;
-  static constexpr int kStageParts = kHasParts && kColumns == 128 ? 2 : 1;
+  static constexpr int kStageParts = kHasParts && kColumns == 128 && kStages > 1 ? 2 : 1;
 
   // Blocks of a cluster that load operands for each other.
   static constexpr int kBlocksAlongM = Config::kBlocksAlongM;
