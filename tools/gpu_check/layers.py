@@ -38,13 +38,13 @@ from tools.gpu_check.layers_clock import Clock, HostClock
 from tools.gpu_check.layers_sizes import BY_NAME
 
 PARTS = {
-    "linear": (0.16, layers_linear.measure),
-    "inference": (0.16, layers_inference.measure),
-    "models": (0.2, layers_inference.measure_models),
-    "train": (0.26, layers_train.measure),
+    "linear": (0.14, layers_linear.measure),
+    "inference": (0.26, layers_inference.measure),
+    "models": (0.18, layers_inference.measure_models),
+    "train": (0.22, layers_train.measure),
     "lora": (0.04, layers_lora.measure),
     "host": (0.04, layers_host.measure),
-    "steps": (0.14, layers_steps.measure),
+    "steps": (0.12, layers_steps.measure),
 }
 """Each part's share of --seconds, and how it is measured."""
 

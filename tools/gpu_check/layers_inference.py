@@ -16,7 +16,7 @@ from tools.gpu_check.checks import BF16_LIMIT, E4M3_LIMIT, Check, failures
 from tools.gpu_check.experiment import Call, Part, Prepared, Row
 from tools.gpu_check.layers_clock import Clock, timing
 from tools.gpu_check.layers_peers import ScaledMmLinear
-from tools.gpu_check.layers_sizes import MODES, OURS, OURS_BF16, TORCH, Sizes
+from tools.gpu_check.layers_sizes import MODES, OURS, OURS_BF16, OURS_BLOCKWISE, TORCH, Sizes
 
 PEER = "torch._scaled_mm, Triton quantizer"
 
@@ -34,25 +34,27 @@ BF16_LOGITS_LIMIT = 0.25
 """Relative error in the Frobenius norm against torch's bf16 model."""
 
 LOGITS_RATIO = 1.2
-"""Limit of the error of fp8 logits over the peer's, which has the same weights. A random model amplifies what each
-product rounds, and 32 blocks leave no limit that holds for itself."""
+"""Limit of the error of fp8 logits over the peer's, whose weights have a scale for each row. A random model amplifies
+what each product rounds, and 32 blocks leave no limit that holds for itself."""
+
+INFERENCE_RECIPES = {OURS_BF16: "bf16", OURS: "rowwise", OURS_BLOCKWISE: "blockwise"}
 
 _MOST_SECONDS = 12.0
 """For timing all models at one number of tokens."""
 
 
 def models(sizes: Sizes, device: torch.device) -> dict[str, torch.nn.Module]:
-    """The same model by each kind of linear; the fp8 ones share their weights."""
+    """The same model by each kind of linear; the peer has the weights of OURS."""
     base = layers_llama.build("LlamaForCausalLM", sizes.llama, sizes.inference_layers, device)
-    ours_bf16, ours = layers_llama.sharing_copy(base), layers_llama.sharing_copy(base)
-    sw.nn.convert(ours_bf16, recipe="bf16", frozen=True)
-    print(f"inference: {sw.nn.convert(ours, recipe='rowwise', frozen=True)}", flush=True)
+    ours = {name: layers_llama.sharing_copy(base) for name in INFERENCE_RECIPES}
+    for name, recipe in INFERENCE_RECIPES.items():
+        print(f"inference, {recipe}: {sw.nn.convert(ours[name], recipe, frozen=True)}", flush=True)
     peer = layers_llama.sharing_copy(base)
-    frozen = ours.state_dict()  # names the layers as the model had them, whatever they were fused to
+    frozen = ours[OURS].state_dict()  # names the layers as the model had them, whatever they were fused to
     layers_llama.replace(
         peer, lambda name, _: ScaledMmLinear(frozen[f"{name}.weight"], frozen[f"{name}.weight_scale_inv"])
     )
-    return {TORCH: base, OURS_BF16: ours_bf16, OURS: ours, PEER: peer}
+    return {TORCH: base, **ours, PEER: peer}
 
 
 @torch.no_grad()
@@ -66,7 +68,7 @@ def measure(part: Part, sizes: Sizes, clock: Clock) -> None:
             "feed-forwards": {"bf16": MLP_BF16_LIMIT, "fp8": MLP_E4M3_LIMIT},
             "logits": {"bf16": BF16_LOGITS_LIMIT, "fp8, over the peer's": LOGITS_RATIO},
         },
-        "weight_bytes": {name: layers_llama.weight_bytes(by_name[name]) for name in (TORCH, OURS)},
+        "weight_bytes": {name: layers_llama.weight_bytes(by_name[name]) for name in (TORCH, OURS, OURS_BLOCKWISE)},
     }
 
     def prepare(case: Row) -> Prepared:
@@ -114,7 +116,7 @@ def _checks(by_name: dict[str, torch.nn.Module], ids: torch.Tensor) -> dict[str,
     inputs, logits = _inputs_and_logits(by_name[TORCH], ids)
     checks: dict[str, dict[str, Any]] = {TORCH: {"is_right": True, "errors": {}, "detail": "the reference"}}
     most_off = {OURS_BF16: BF16_LOGITS_LIMIT}
-    for name in (OURS_BF16, PEER, OURS):
+    for name in (OURS_BF16, PEER, OURS, OURS_BLOCKWISE):
         model, check = by_name[name], Check()
         with check.refusals():
             for module_name, x in inputs.items():
@@ -123,7 +125,7 @@ def _checks(by_name: dict[str, torch.nn.Module], ids: torch.Tensor) -> dict[str,
             error = float((forward(model, ids)().float() - logits).norm() / logits.norm())
             check.error("logits", error, most_off.get(name, math.inf))
             if name == PEER:
-                most_off[OURS] = LOGITS_RATIO * error
+                most_off |= dict.fromkeys((OURS, OURS_BLOCKWISE), LOGITS_RATIO * error)
         checks[name] = check.to_json()
     return checks
 
@@ -196,7 +198,7 @@ def measure_models(part: Part, sizes: Sizes, clock: Clock) -> None:
         return _prepare_models(models[kind], [*ids], clock)
 
     part.measure(
-        [{"model": kind, "tokens": tokens} for kind in sizes.models for tokens in sizes.inference_tokens],
+        [{"model": kind, "tokens": tokens} for kind in sizes.models for tokens in sizes.models_tokens],
         prepare,
         timing(clock, 15),
         judge=failures,

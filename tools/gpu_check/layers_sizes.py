@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-TORCH, OURS, OURS_BF16 = "torch bf16", "stoneware rowwise", "stoneware bf16"
+TORCH, OURS, OURS_BF16, OURS_BLOCKWISE = "torch bf16", "stoneware rowwise", "stoneware bf16", "stoneware blockwise"
 
 MODES = ("eager", "graph")
 """Of `inference`, behind a name."""
@@ -52,7 +52,8 @@ class Sizes:
       linear_tokens: rows of x in `linear`.
       llama: arguments of transformers.LlamaConfig, except the number of layers.
       inference_layers, inference_tokens: of `inference`.
-      models, models_layers: of `models`: a class of transformers -> arguments of its config, and how many blocks.
+      models, models_layers, models_tokens: of `models`: a class of transformers -> arguments of its config; how many
+        blocks; and tokens of a pass.
       train_model: arguments of examples/llama_model.py's Llama.
       train_batch, train_steps, train_mean_steps: of `train`; the mean is of the last train_mean_steps losses.
       step_models: of `steps`: a model's size -> arguments of its config, how many blocks, and (batch, length) of steps.
@@ -69,7 +70,7 @@ class Sizes:
     linear_tokens: tuple[int, ...] = (8192, 2048)
     llama: Mapping[str, int] = field(default_factory=lambda: LLAMA_3_8B)
     inference_layers: int = 32
-    inference_tokens: tuple[int, ...] = (1, 16, 64, 128, 512, 4096)
+    inference_tokens: tuple[int, ...] = (1, 16, 64, 128, 256, 512, 1024, 4096)
     models: Mapping[str, Mapping[str, Any]] = field(
         default_factory=lambda: {
             "LlamaForCausalLM": LLAMA_3_8B,
@@ -85,6 +86,7 @@ class Sizes:
         }
     )
     models_layers: int = 4
+    models_tokens: tuple[int, ...] = (1, 16, 64, 128, 512, 4096)
     train_model: Mapping[str, int] = field(default_factory=lambda: {"layers": 12, "width": 768, "length": 512})
     train_batch: int = 8
     train_steps: int = 1000
@@ -111,6 +113,7 @@ TINY = Sizes(
     inference_tokens=(16,),
     models={"Qwen2ForCausalLM": _TINY_LLAMA, "MixtralForCausalLM": _TINY_LLAMA},
     models_layers=1,
+    models_tokens=(16,),
     train_model={"layers": 1, "width": 128, "length": 64},
     train_batch=2,
     train_steps=8,
