@@ -45,7 +45,7 @@ def _has_vector_scales(config):
 
 def _scales_of_chunk(config, tile_m, tile_n):
     """kChunkScales of persistent_mm_sm90.h."""
-    if _overlaps_sums(config) and tile_m * tile_n > 128 * 128:
+    if _overlaps_sums(config):
         return tile_m * (1 if SCALE_BLOCK % tile_n == 0 else 2)
     return tile_m + 4
 

@@ -14,56 +14,28 @@
 
 namespace stoneware::gemm::sm90 {
 
-// The block scales of a stage: of this thread's rows of a, 64 of each warp group kRowSteps times,
-// and of b, of which columns from kNextScale on have the second.
-template <class Shape, int kRowSteps, int kNextScale, bool kMultiplied = Shape::kMultipliesScales>
+// The factors of a stage's sums, scale_a * scale_b: for two rows of this thread in each 64 of its
+// warp group. Columns before kNextScale have the first scale of b, the others the last.
+template <class Shape, int kRowSteps, int kNextScale, bool kBlockScales = Shape::kBlockScales>
 struct StageScales {
-  static constexpr int kOfB = kNextScale < Shape::kTileN ? 2 : 1;
-
-  float of_rows[kRowSteps][2];
-  float of_b[kOfB];
-
-  // `address`: of the first.
-  __device__ explicit StageScales(std::uint32_t address) {
-    if constexpr (Shape::kBlockScales) {
-      const int thread = static_cast<int>(threadIdx.x);
-      const int row = thread / 128 * 64 + thread / 32 % 4 * 16 + thread % 32 / 4;
-#pragma unroll
-      for (int i = 0; i < kOfB; ++i) {
-        of_b[i] = LoadSharedFloat(address + (Shape::kTileM + i) * 4);
-      }
-#pragma unroll
-      for (int i = 0; i < 2 * kRowSteps; ++i) {
-        of_rows[i / 2][i % 2] =
-            LoadSharedFloat(address + (i / 2 * (Shape::kWarpGroups * 64) + i % 2 * 8 + row) * 4);
-      }
-    }
-  }
-
-  __device__ float Product(int step, int row, int scale_of_b) const {
-    return of_rows[step][row] * of_b[scale_of_b];
-  }
-};
-
-// Their products: for this thread's two rows of each step, with the first scale of b and the
-// last.
-template <class Shape, int kRowSteps, int kNextScale>
-struct StageScales<Shape, kRowSteps, kNextScale, true> {
   static constexpr int kOfB = kNextScale < Shape::kTileN ? 2 : 1;
   static constexpr int kNumber = 2 * kRowSteps * kOfB;
 
   float factors[kRowSteps][kOfB][2];
 
   // `address`: of the first.
-  __device__ explicit StageScales(std::uint32_t address) {
+  __device__ __forceinline__ void Load(std::uint32_t address) {
     const int thread = static_cast<int>(threadIdx.x);
     address += (thread / 32 * 8 + thread % 32 / 4) * (Shape::kScalesOfThread * 4);
-    if constexpr (kNumber == 4 && kNumber == Shape::kScalesOfThread) {
-      const float4 all = LoadShared(address);
-      factors[0][0][0] = all.x;
-      factors[0][0][1] = all.y;
-      factors[kRowSteps - 1][kOfB - 1][0] = all.z;
-      factors[kRowSteps - 1][kOfB - 1][1] = all.w;
+    if constexpr (kOfB == Shape::kScalesOfB && kNumber % 4 == 0) {
+#pragma unroll
+      for (int i = 0; i < kNumber / 2; i += 2) {
+        const float4 pairs = LoadShared(address + i * 8);
+        factors[i / kOfB][i % kOfB][0] = pairs.x;
+        factors[i / kOfB][i % kOfB][1] = pairs.y;
+        factors[(i + 1) / kOfB][(i + 1) % kOfB][0] = pairs.z;
+        factors[(i + 1) / kOfB][(i + 1) % kOfB][1] = pairs.w;
+      }
     } else {
 #pragma unroll
       for (int i = 0; i < kNumber / 2; ++i) {
@@ -75,15 +47,21 @@ struct StageScales<Shape, kRowSteps, kNextScale, true> {
     }
   }
 
-  __device__ float Product(int step, int row, int scale_of_b) const {
-    return factors[step][scale_of_b][row];
+  // For the eight columns from `first_column` on.
+  __device__ float Factor(int step, int row, int first_column) const {
+    return factors[step][first_column < kNextScale ? 0 : kOfB - 1][row];
   }
 };
 
+template <class Shape, int kRowSteps, int kNextScale>
+struct StageScales<Shape, kRowSteps, kNextScale, false> {
+  __device__ void Load(std::uint32_t) {}
+};
+
 // Sums tiles chunk by chunk where several warp groups multiply: while one adds the sums of a chunk,
-// another multiplies. A warp group multiplies 64 of its rows at a time. With kHasParts it has the
-// products of two parts, and adds those of the first while the second is multiplied. What stands
-// between two products is short: addresses are in uniform registers, scales are read before a
+// another multiplies. A warp group multiplies 64 of its rows at a time. With kHasParts the
+// products are in two parts: it adds one while the other is multiplied. What stands between two
+// products is short: addresses are in uniform registers, scales are read before a
 // product or during it, and so is the barrier of the next stage. It sums 64 rows of each warp group
 // kRowSteps times.
 template <class Shape, int kRowSteps = Shape::kRowSteps>
@@ -91,9 +69,9 @@ class OverlappedSum {
  public:
   __device__ explicit OverlappedSum(const SharedMemory<Shape>& shared)
       : operands_(shared),
-        full_(SameInWarp(shared.full->Address())),
-        release_(SameInWarp(shared.empty->Address())),
-        scales_(SameInWarp(SharedAddress(shared.block_scales))) {}
+        full_(InUniformRegister(shared.full->Address())),
+        release_(InUniformRegister(shared.empty->Address())),
+        scales_(InUniformRegister(SharedAddress(shared.block_scales))) {}
 
   // `first_n`: of the tile. Its columns from a multiple of kAlignment on may have the next scale of
   // b. There is a loop for each such column, since a choice for each sum would take as long as the
@@ -126,10 +104,6 @@ class OverlappedSum {
   template <int kNextScale>
   using Scales = StageScales<Shape, kRowSteps, kNextScale>;
 
-  // Of this thread's two rows, with the scales of b.
-  template <int kNextScale>
-  using RowScales = float[2][Scales<kNextScale>::kOfB];
-
   template <int kNextScale>
   __device__ void Sum(RingPosition<Shape::kStages>& ring, int num_steps, Sums<Shape>& sums) const {
 #pragma unroll
@@ -161,7 +135,8 @@ class OverlappedSum {
                                            Products& products, Sums<Shape>& sums) const {
     const int stage = ring.stage;
     if (!is_full) Mbarrier::WaitAt(full_ + stage * 8, ring.parity);
-    const Scales<kNextScale> scales(scales_ + stage * (Shape::kChunkScales * 4));
+    Scales<kNextScale> scales;
+    scales.Load(ScalesOf(stage));
 #pragma unroll
     for (int step = 0; step < kRowSteps; ++step) {
       Multiply(stage, products, step, 0);
@@ -170,12 +145,10 @@ class OverlappedSum {
         ring.Advance();
         is_full = Mbarrier::IsCompleteAt(full_ + ring.stage * 8, ring.parity);
       }
-      RowScales<kNextScale> scale;
-      MultiplyScales<kNextScale>(scales, step, scale);
       WaitForWgmma<0>();
       FenceSums(products);
       if (is_last) Release(stage);
-      Add<kNextScale>(products, scale, 0, sums[step]);
+      Add<kNextScale>(products, scales, step, 0, sums[step]);
     }
   }
 
@@ -187,7 +160,7 @@ class OverlappedSum {
     constexpr int kParts = kNumber * Shape::kColumnParts;
     static_assert(kParts <= 2);
     int stages[kNumber];
-    RowScales<kNextScale> scales[kNumber];
+    Scales<kNextScale> scales[kNumber];
 #pragma unroll
     for (int i = 0; i < kNumber; ++i) {
       stages[i] = ring.stage;
@@ -196,8 +169,7 @@ class OverlappedSum {
       for (int part = 0; part < Shape::kColumnParts; ++part) {
         Multiply(stages[i], products[i * Shape::kColumnParts + part], 0, part * kPartColumns);
       }
-      const Scales<kNextScale> stage_scales(scales_ + stages[i] * (Shape::kChunkScales * 4));
-      MultiplyScales<kNextScale>(stage_scales, 0, scales[i]);
+      scales[i].Load(ScalesOf(stages[i]));
       ring.Advance();
     }
     is_full = Mbarrier::IsCompleteAt(full_ + ring.stage * 8, ring.parity);
@@ -212,7 +184,7 @@ class OverlappedSum {
       }
       FenceSums(products[part]);
       if (column_part + 1 == Shape::kColumnParts) Release(stages[i]);
-      Add<kNextScale>(products[part], scales[i], column_part * kPartColumns, sums[0]);
+      Add<kNextScale>(products[part], scales[i], 0, column_part * kPartColumns, sums[0]);
     }
   }
 
@@ -231,29 +203,21 @@ class OverlappedSum {
     release_(stage);
   }
 
-  template <int kNextScale>
-  static __device__ __forceinline__ void MultiplyScales(const Scales<kNextScale>& scales, int step,
-                                                        RowScales<kNextScale>& factors) {
-    if constexpr (Shape::kBlockScales) {
-#pragma unroll
-      for (int i = 0; i < 2 * Scales<kNextScale>::kOfB; ++i) {
-        factors[i % 2][i / 2] = scales.Product(step, i % 2, i / 2);
-      }
-    }
+  __device__ __forceinline__ std::uint32_t ScalesOf(int stage) const {
+    return scales_ + stage * (Shape::kChunkScales * 4);
   }
 
   // Scales the products of the columns from `first_column` on, and adds them.
   template <int kNextScale>
   static __device__ __forceinline__ void Add(const Products& products,
-                                             const RowScales<kNextScale>& scales, int first_column,
-                                             float (&sums)[Shape::kSums]) {
+                                             const Scales<kNextScale>& scales, int step,
+                                             int first_column, float (&sums)[Shape::kSums]) {
 #pragma unroll
     for (int i = 0; i < kPartSums; ++i) {
       const int at = first_column / 2 + i;
       if constexpr (Shape::kBlockScales) {
         // Sum `at` is of column at / 4 * 8 and the seven after it.
-        const int of_b = at / 4 * 8 < kNextScale ? 0 : Scales<kNextScale>::kOfB - 1;
-        sums[at] += products[0][i] * scales[at / 2 % 2][of_b];
+        sums[at] += products[0][i] * scales.Factor(step, at / 2 % 2, at / 4 * 8);
       } else {
         sums[at] += products[0][i];
       }

@@ -12,8 +12,9 @@
 
 namespace stoneware::gemm::sm90 {
 
-// Copies the block scales of each stage. Runs on a warp. Its loop must be short, or the warps that
-// multiply wait for scales: addresses are advanced, and the only branch is for the scale of b.
+// Copies the block scales of each stage, where one warp group multiplies. Runs on a warp. Its loop
+// must be short, or the warps that multiply wait for scales: addresses are advanced, and the only
+// branch is for the scale of b.
 template <class Shape, bool kSplitsK>
 __device__ void LoadBlockScales(const typename Shape::Params& params,
                                 const SharedMemory<Shape>& shared,
@@ -22,6 +23,7 @@ __device__ void LoadBlockScales(const typename Shape::Params& params,
   constexpr int kScales = Shape::kChunks * Shape::kTileM;
   constexpr int kCopies = kScales / 32;
   static_assert(kCopies * 32 == kScales, "persistent_mm_sm90.bzl refuses such a config");
+  static_assert(Shape::kScalesOfB == 1 && Shape::kSharingBlocks == 1);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int num_blocks = (params.k - 1) / Shape::kScaleBlock + 1;
   const int first_block = slice.first_step * Shape::kChunks;
@@ -39,14 +41,9 @@ __device__ void LoadBlockScales(const typename Shape::Params& params,
       const int block = first_block + at / Shape::kTileM;
       scales_a[copy] = params.scale_a + m * params.scale_a_stride + block * params.ld_scale_a;
     }
-    // The scales of b: a lane for each, chunk after chunk.
-    const int chunk_of_b = lane / Shape::kScalesOfB;
-    int block_of_n = offset.n / Shape::kScaleBlock + lane % Shape::kScalesOfB;
-    if constexpr (Shape::kScalesOfB > 1 || Shape::kBlocksAlongN > 1) {
-      block_of_n = min(block_of_n, (params.n - 1) / Shape::kScaleBlock);
-    }
-    const float* scale_b = params.scale_b + block_of_n * params.scale_b_stride +
-                           (first_block + chunk_of_b) * params.ld_scale_b;
+    // The scales of b: a lane for each chunk.
+    const float* scale_b = params.scale_b + offset.n / Shape::kScaleBlock * params.scale_b_stride +
+                           (first_block + lane) * params.ld_scale_b;
     if constexpr (Shape::kGroups) scale_b += offset.group * params.group_stride_scale_b;
     int blocks_left = num_blocks - first_block;
     // Without the pragma the compiler unrolls depending on the size of the surrounding code.
@@ -65,11 +62,10 @@ __device__ void LoadBlockScales(const typename Shape::Params& params,
                   is_inside ? scales_a[copy] : params.scale_a, is_inside);
         scales_a[copy] += Shape::kChunks * params.ld_scale_a;
       }
-      if (lane < Shape::kChunks * Shape::kScalesOfB) {
-        const bool is_inside = chunk_of_b < blocks_left;
-        CopyAsync(
-            scales + chunk_of_b * Shape::kChunkScales + Shape::kTileM + lane % Shape::kScalesOfB,
-            is_inside ? scale_b : params.scale_b, is_inside);
+      if (lane < Shape::kChunks) {
+        const bool is_inside = lane < blocks_left;
+        CopyAsync(scales + lane * Shape::kChunkScales + Shape::kTileM,
+                  is_inside ? scale_b : params.scale_b, is_inside);
       }
       scale_b += Shape::kChunks * params.ld_scale_b;
       blocks_left -= Shape::kChunks;
@@ -78,10 +74,10 @@ __device__ void LoadBlockScales(const typename Shape::Params& params,
   }
 }
 
-// The same for large tiles. Their operands keep shared memory busy, so little else may pass through
-// it: scales of a and b are multiplied here, the products of a thread lie side by side, and a warp
-// arrives once for a stage. There is such a warp for each warp group; each of its lanes serves the
-// four threads that have the same rows.
+// The same where several warp groups multiply. Their operands keep shared memory busy, so little
+// else may pass through it: scales of a and b are multiplied here, the products of a thread lie
+// side by side, and a warp arrives once for a stage. There is such a warp for each warp group; each
+// of its lanes serves the four threads that have the same rows.
 template <class Shape>
 class ScaleProducts {
  public:
@@ -94,17 +90,27 @@ class ScaleProducts {
     const int num_tiles = TilesOfResult(params, shared);
     for (int tile = slice.first_tile; tile < num_tiles; tile += slice.stride) {
       const TileOffset<Shape> offset(params, shared, tile);
-      ScaleProducts(params, offset, slice.first_step).Load(shared, ring, slice.num_steps);
+      ScaleProducts(params, offset, slice.first_step, slice.num_steps)
+          .Load(shared, ring, slice.num_steps);
     }
   }
 
  private:
   static constexpr int kOfA = 2 * Shape::kRowSteps;
   static constexpr int kOfB = Shape::kScalesOfB;
+  // Steps of k whose scales are read at once, as registers allow: a read takes longer than a step
+  // (docs/design/block_scales_sm90.md).
+  static constexpr int kSteps = kOfA > 2 ? 2 : kOfB > 1 || Shape::kTileN > 64 ? 4 : 8;
+  // Steps whose scales of a row one instruction reads, if they are contiguous and aligned, and
+  // num_steps is a multiple: no read passes the end of a row.
+  static constexpr int kRun = kSteps < 4 ? kSteps : 4;
 
   __device__ ScaleProducts(const typename Shape::Params& params, const TileOffset<Shape>& offset,
-                           int first_step)
+                           int first_step, int num_steps)
       : ld_a_(params.ld_scale_a), ld_b_(params.ld_scale_b) {
+    const auto first = reinterpret_cast<std::uintptr_t>(params.scale_a + first_step);
+    reads_runs_ = ld_a_ == 1 && params.scale_a_stride % kRun == 0 && first % (kRun * 4) == 0 &&
+                  num_steps % kRun == 0;
     // A row or a column beyond the last one is not stored: any scale will do.
 #pragma unroll
     for (int i = 0; i < kOfA; ++i) {
@@ -122,46 +128,83 @@ class ScaleProducts {
 
   __device__ void Load(const SharedMemory<Shape>& shared, RingPosition<Shape::kStages>& ring,
                        int num_steps) {
-    Read();
     // Without the pragma the compiler unrolls depending on the size of the surrounding code.
 #pragma unroll 1
-    for (int i = 0; i < num_steps; ++i, ring.Advance()) {
-      const int stage = ring.stage;
-      shared.empty[stage].Wait(ring.parity ^ 1);
-      Write(SharedAddress(shared.BlockScales(stage)));
-      __syncwarp();
-      if (lane_ % 32 == 0) shared.full[stage].Arrive();
-      // While the tile is multiplied.
-      if (i + 1 < num_steps) Read();
-    }
-  }
-
-  // The scales of the next step of k.
-  __device__ void Read() {
+    for (int left = num_steps; left > 0; left -= kSteps) {
+      Read(left);  // while the stages before are multiplied
 #pragma unroll
-    for (int i = 0; i < kOfA; ++i) {
-      scale_a_[i] = __ldg(at_a_[i]);
-      at_a_[i] += ld_a_;
-    }
-#pragma unroll
-    for (int i = 0; i < kOfB; ++i) {
-      scale_b_[i] = __ldg(at_b_[i]);
-      at_b_[i] += ld_b_;
-    }
-  }
-
-  // The products in the order in which OverlappedSum reads them: by step, scale of b and row.
-  __device__ void Write(std::uint32_t stage) const {
-    static_assert(Shape::kScalesOfThread % 4 == 0, "tiles of more than 128x128");
-    const std::uint32_t address = stage + lane_ * (Shape::kScalesOfThread * 4);
-#pragma unroll
-    for (int i = 0; i < Shape::kScalesOfThread; i += 4) {
-      float products[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        products[j] = scale_a_[(i + j) / (2 * kOfB) * 2 + j % 2] * scale_b_[(i + j) / 2 % kOfB];
+      for (int step = 0; step < kSteps; ++step) {
+        if (step >= left) continue;
+        const int stage = ring.stage;
+        shared.empty[stage].Wait(ring.parity ^ 1);
+        Write(step, SharedAddress(shared.BlockScales(stage)));
+        __syncwarp();
+        if (lane_ % 32 == 0) shared.full[stage].Arrive();
+        ring.Advance();
       }
-      StoreShared(address + i * 4, products[0], products[1], products[2], products[3]);
+    }
+  }
+
+  // Reads the scales of the next kSteps steps of k, or of `left` if fewer are left.
+  __device__ void Read(int left) {
+    if (reads_runs_) {
+#pragma unroll
+      for (int step = 0; step < kSteps; step += kRun) {
+        if (step >= left) continue;
+#pragma unroll
+        for (int i = 0; i < kOfA; ++i) {
+          if constexpr (kRun == 4) {
+            const float4 run = __ldg(reinterpret_cast<const float4*>(at_a_[i]));
+            scale_a_[step][i] = run.x;
+            scale_a_[step + 1][i] = run.y;
+            scale_a_[step + 2][i] = run.z;
+            scale_a_[step + 3][i] = run.w;
+          } else {
+            const float2 run = __ldg(reinterpret_cast<const float2*>(at_a_[i]));
+            scale_a_[step][i] = run.x;
+            scale_a_[step + 1][i] = run.y;
+          }
+          at_a_[i] += kRun;
+        }
+      }
+    } else {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        if (step >= left) continue;
+#pragma unroll
+        for (int i = 0; i < kOfA; ++i) {
+          scale_a_[step][i] = __ldg(at_a_[i]);
+          at_a_[i] += ld_a_;
+        }
+      }
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      if (step >= left) continue;
+#pragma unroll
+      for (int i = 0; i < kOfB; ++i) {
+        scale_b_[step][i] = __ldg(at_b_[i]);
+        at_b_[i] += ld_b_;
+      }
+    }
+  }
+
+  // The products in the order in which OverlappedSum reads them: by 64 rows, scale of b and row.
+  __device__ void Write(int step, std::uint32_t stage) const {
+    const std::uint32_t address = stage + lane_ * (Shape::kScalesOfThread * 4);
+    float products[Shape::kScalesOfThread];
+#pragma unroll
+    for (int i = 0; i < Shape::kScalesOfThread; ++i) {
+      products[i] = scale_a_[step][i / (2 * kOfB) * 2 + i % 2] * scale_b_[step][i / 2 % kOfB];
+    }
+    if constexpr (Shape::kScalesOfThread == 2) {
+      StoreShared(address, products[0], products[1]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < Shape::kScalesOfThread; i += 4) {
+        StoreShared(address + i * 4, products[i], products[i + 1], products[i + 2],
+                    products[i + 3]);
+      }
     }
   }
 
@@ -171,8 +214,9 @@ class ScaleProducts {
   const std::int64_t ld_b_;
   const float* at_a_[kOfA];
   const float* at_b_[kOfB];
-  float scale_a_[kOfA];
-  float scale_b_[kOfB];
+  bool reads_runs_;
+  float scale_a_[kSteps][kOfA];
+  float scale_b_[kSteps][kOfB];
 };
 
 }  // namespace stoneware::gemm::sm90

@@ -3,7 +3,7 @@
 // The first warp groups multiply; then a warp loads tiles, and others block scales. They meet at
 // two barriers for each stage in shared memory: `full` (its bytes have arrived) and `empty` (the
 // warps that multiply have read it). With groups the warp that loads also writes where a tile
-// begins, beside the tile's first stage.
+// begins, next to the tile's first stage.
 
 #pragma once
 

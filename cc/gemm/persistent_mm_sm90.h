@@ -274,8 +274,8 @@ struct PersistentMmShape {
   static constexpr bool kOverlapsSums = kPromotes && kWarpGroups > 1;
   static_assert(kPromotes ? kSwapAb != kOverlapsSums && (kBlockScales || kOverlapsSums) : true,
                 "persistent_mm_sm90.bzl refuses such a config");
-  // Two parts that a warp group multiplies one after the other, so that it adds the products of the
-  // first while the second is multiplied: halves of a stage's columns, of 80 and more each, or two
+  // The products are in two parts, of which a warp group adds one while the other is multiplied:
+  // halves of a stage's columns, of 80 and more each, or two
   // stages, whose products registers must have place for. docs/design/block_scales_sm90.md has the
   // times of both, and of narrow tiles, which are slower with parts.
   static constexpr bool kHasParts =
@@ -333,16 +333,16 @@ struct PersistentMmShape {
   static constexpr int kVectorCopies = kOverlapsSums || kPingpong ? kWarpGroups : 1;
   static constexpr int kVectorThreads = kConsumerThreads / kVectorCopies;
   static constexpr int kVectorBytes = 2 * kVectors * 4 * kVectorCopies;
-  // Whether the warps that load scales store products of those of a and b; otherwise they copy
-  // them. They read one step ahead, and a step of a smaller tile takes less time than a read.
-  static constexpr bool kMultipliesScales =
-      kBlockScales && kOverlapsSums && kTileM * kTileN > 128 * 128;
+  // Whether warps store products of the scales of a and b (several warp groups), or one warp copies
+  // the scales.
+  static constexpr bool kMultipliesScales = kBlockScales && kOverlapsSums;
+  static_assert(!kMultipliesScales || kChunks == 1, "persistent_mm_sm90.bzl refuses such a config");
   static constexpr int kScaleWarps = kMultipliesScales ? kWarpGroups : kBlockScales ? 1 : 0;
   // At the barrier of a stage: from each of these warps, or from each thread.
   static constexpr int kScaleArrivals = kMultipliesScales ? kScaleWarps : 32 * kScaleWarps;
   static constexpr int kScalesOfThread = 2 * kRowSteps * kScalesOfB;
-  // Scales of a chunk: products, for each four threads; or one for each m, then those of b, padded
-  // to 16 bytes.
+  // Scales of a chunk: products, for each four threads; or one for each m, then the one of b,
+  // padded to 16 bytes.
   static constexpr int kChunkScales =
       kMultipliesScales ? kConsumerThreads / 4 * kScalesOfThread : kTileM + 4;
   static constexpr int kBlockScaleBytes = kBlockScales ? kStages * kChunks * kChunkScales * 4 : 0;

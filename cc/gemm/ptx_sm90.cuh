@@ -246,12 +246,6 @@ __device__ __forceinline__ float4 LoadShared(std::uint32_t address) {
   return word;
 }
 
-__device__ __forceinline__ float LoadSharedFloat(std::uint32_t address) {
-  float number;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(number) : "r"(address) : "memory");
-  return number;
-}
-
 __device__ __forceinline__ float2 LoadSharedPair(std::uint32_t address) {
   float2 pair;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
@@ -280,6 +274,14 @@ __device__ __forceinline__ bool IsElected() {
 template <class Value>
 __device__ __forceinline__ Value SameInWarp(Value value) {
   return __shfl_sync(0xffffffffu, value, 0);
+}
+
+// Like SameInWarp, and certainly in a uniform register. If ptxas (13.0) can prove that a value is
+// the same in all lanes, it drops the shuffle and may keep the value in a register of each thread;
+// so lanes shuffle different values.
+template <class Value>
+__device__ __forceinline__ Value InUniformRegister(Value value) {
+  return SameInWarp(value + threadIdx.x % 32);
 }
 
 // Writes four 8 x 8 matrices of 16-bit elements, held by the threads of a warp in wgmma's layout.

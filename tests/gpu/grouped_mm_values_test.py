@@ -30,6 +30,7 @@ CASES = {
     "one group of many": ([0] * 700 + [513] + [0] * 323, 512, 528),
     "many rows": ([2000, 1, 3001], 2064, 4112),
     "ends of tiles": ([255, 256, 257, 129, 128, 127, 385], 400, 384),
+    "eight blocks of k": ([300, 90, 257], 400, 1024),
     "no rows": ([0, 0, 0], 512, 512),
 }
 
@@ -57,7 +58,7 @@ class Tensors:
         strides = {}
         if kernel.config.get("scales") == "block":
             # Row-major of a, which quantize does not write, and column-major of b.
-            self.scale_a = torch.rand(m, k // BLOCK + 3, device="cuda")[:, : k // BLOCK] + 0.5
+            self.scale_a = (torch.rand(m, k // BLOCK + 4, device="cuda") + 0.5)[:, : k // BLOCK]
             self.scale_b = torch.rand(groups, -(-n // BLOCK), k // BLOCK, device="cuda").mT + 0.5
             strides = {
                 "has_block_scales": True,

@@ -192,6 +192,28 @@ def test_kernel_with_block_scales_of_any_layout_agrees_with_float64(kernel, m, n
     assert_right(kernel, problem, device, is_guarded=True)
 
 
+@every_block_kernel
+@pytest.mark.parametrize(("m", "k"), [(200, 1024), (1, 640)])
+def test_row_major_scales_may_begin_at_any_element(kernel, m, k, device):
+    """A kernel may read 2 or 4 neighbouring scales at once, but only if the address is aligned to all of them."""
+    ld = 12
+    dense = dense_of_kernel(kernel, m=m, n=272, k=k)
+    problem = dataclasses.replace(dense, scale_a_stride_m=ld, ld_scale_a=1)
+    tensors = operands.make(problem, "cuda")
+    plan = api.OPERATION.make_plan(problem, fitting_kernels.config(kernel), device)
+    plan(*tensors.arguments)
+    comparison = operands.compare(tensors.out, operands.reference(tensors), problem)
+    assert comparison.is_right, str(comparison)
+    expected = tensors.out.clone()
+    for first in range(1, 4):
+        size = (m - 1) * ld + num_blocks(k)  # it ends with the last scale, for memcheck
+        moved = torch.empty(first + size, device="cuda")[first:].as_strided((m, num_blocks(k)), (ld, 1))
+        moved.copy_(tensors.scale_a)
+        tensors.out.fill_(float("nan"))
+        plan(*(moved if argument is tensors.scale_a else argument for argument in tensors.arguments))
+        assert torch.equal(tensors.out, expected), first
+
+
 @pytest.mark.parametrize("layout", ["torch", "padded", "dense", "skipping"])
 @pytest.mark.parametrize(
     ("m", "n", "k"),
