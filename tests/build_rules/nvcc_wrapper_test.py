@@ -1,4 +1,4 @@
-"""The wrapper around nvcc refuses spills and serialised wgmma, and leaves nothing behind.
+"""The wrapper around nvcc refuses spills, arrays in local memory and serialised wgmma, and leaves nothing behind.
 
 A shell script stands in for nvcc. STONEWARE_TEST_NVCC_WRAPPER names the wrapper.
 """
@@ -71,6 +71,15 @@ def test_spilled_registers_fail_with_rule_value_and_remedy(compile_with, spill):
     assert "must not spill registers" in result.stderr
     assert spill in result.stderr
     assert "choose a smaller tile" in result.stderr
+
+
+def test_arrays_in_local_memory_fail_with_rule_value_and_remedy(compile_with):
+    stack = "512 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
+    result = compile_with(_QUIET_REPORT.replace(_NO_SPILLS, stack))
+    assert result.returncode == 1
+    assert "must not have arrays in local memory" in result.stderr
+    assert stack in result.stderr
+    assert "unroll the loops" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """nvcc_wrapper NVCC ARGUMENTS...: runs nvcc in a separate scratch folder, and reads the output of ptxas.
 
-Two silent losses of speed become errors: spilled registers, and wgmma that ptxas serialises.
+Three silent losses of speed become errors: spilled registers, arrays in local memory, and wgmma that ptxas serialises.
 nvcc runs in the environment of the wrapper, except for TMPDIR.
 """
 
@@ -12,6 +12,7 @@ import sys
 import tempfile
 
 _SPILL = re.compile(r"(^|[^0-9])[1-9][0-9]* bytes spill (stores|loads)")
+_STACK = re.compile(r"(^|[^0-9])[1-9][0-9]* bytes stack frame")
 _SERIALISED = "wgmma.mma_async instructions are serialized"  # each reason has a code of its own
 _REPORT = re.compile(r"ptxas info|.*bytes stack frame|$")
 
@@ -23,6 +24,12 @@ def _complaint(lines: list[str]) -> str | None:
         return (
             f"a kernel must not spill registers; ptxas reports: {' '.join(spills)}\n"
             "choose a smaller tile, or a schedule with more warps, in its config"
+        )
+    stacks = [line for line in lines if _STACK.search(line)]
+    if stacks:
+        return (
+            f"a kernel must not have arrays in local memory; ptxas reports: {' '.join(stacks)}\n"
+            "index its arrays by constants alone: unroll the loops around them, and leave none of these early"
         )
     serialised = [line for line in lines if _SERIALISED in line]
     if serialised:
