@@ -46,7 +46,7 @@ class Enqueue(Clock):
 
 def measure(part: Part, sizes: Sizes, clock: Clock) -> None:
     """A row of each call, and of a layer's forward and backward."""
-    cases = [{"call": name} for name in ("matmul", "row scales", "layer", "layer with a bias")]
+    cases = [{"call": name} for name in ("matmul", "row scales", "block scales", "layer", "layer with a bias")]
 
     def prepare(case: Row) -> Prepared:
         return (_layers if case["call"].startswith("layer") else _calls)(case["call"], clock.device)
@@ -67,12 +67,18 @@ def _calls(name: str, device: torch.device) -> Prepared:
         if is_cuda:
             calls[VENDOR] = lambda: sw.matmul(a, b, backend="vendor")
     else:
-        a8, scale_a = sw.quantize(a)
-        w8, scale_w = sw.quantize(weight)
+        of_a, of_weight = ("row", "row") if name == "row scales" else ("block", "block_2d")
+        a8, scale_a = sw.quantize(a, of_a)
+        w8, scale_w = sw.quantize(weight, of_weight)
         b8, scale_b = w8.t(), scale_w.t()
-        if is_cuda:  # torch has row scales there alone
+        if is_cuda and name == "row scales":  # torch has row and block scales there alone
             calls[TORCH] = lambda: torch._scaled_mm(
                 a8, b8, scale_a, scale_b, out_dtype=torch.bfloat16, use_fast_accum=True
+            )
+        elif is_cuda:
+            recipes = [4], [5]  # BlockWise1x128, BlockWise128x128 of torch.nn.functional.ScalingType
+            calls[TORCH] = lambda: torch._scaled_mm_v2(
+                a8, b8, [scale_a], recipes[0], [], [scale_b], recipes[1], [], None, torch.bfloat16
             )
         calls[OURS] = lambda: sw.scaled_mm(a8, b8, scale_a, scale_b)
         if is_cuda:
