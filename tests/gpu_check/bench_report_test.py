@@ -29,8 +29,24 @@ def layers() -> dict:
     return {"machine": machine, "parts": {"inference": {"num_layers": 32, "rows": rows}}}
 
 
+def swept() -> dict:
+    """A sweep.json of one weight: ours is faster at 96, torch at 104."""
+    us = {"stoneware": [10.0, 12.0], "torch, row scales": [15.0, 16.0], "torch, tensor scales": [11.0, 11.0]}
+    row = {"set": "fp8_row", "n": 160, "k": 256, "m": [96, 104]}
+    times = {name: {"median_us": times, "spread_us": [0.1, 0.1], "count": 9} for name, times in us.items()}
+    return {"machine": layers()["machine"], "rows": [{**row, "device_us": times}, {**row, "set": "bf16"}]}
+
+
 def texts(path) -> list[str]:
     return [element.text for element in xml.etree.ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")]
+
+
+def pictures(folder) -> list:
+    return [
+        *program.write(report(), folder),
+        *program.write_layers(layers(), folder),
+        *program.write_sweep(swept(), folder),
+    ]
 
 
 def test_the_plot_of_a_model_shows_tokens_per_second_before_and_after(tmp_path):
@@ -40,16 +56,24 @@ def test_the_plot_of_a_model_shows_tokens_per_second_before_and_after(tmp_path):
         assert words in text, words
 
 
+def test_the_plot_of_a_sweep_has_a_line_for_each_call_of_what_was_timed(tmp_path):
+    [path] = program.write_sweep(swept(), tmp_path)
+    text = texts(path)
+    assert {"fp8_row, 160 × 256", "stoneware", "torch, row scales", "torch, tensor scales"} <= set(text)
+    assert not any("bf16" in words for words in text)
+    assert program.write_sweep({**swept(), "rows": []}, tmp_path) == []
+
+
 def test_titles_name_the_gpu_torch_and_what_is_compared(tmp_path):
-    files = [*program.write(report(), tmp_path), *program.write_layers(layers(), tmp_path)]
+    files = pictures(tmp_path)
     for path in (path for path in files if path.suffix == ".svg"):
         text = " ".join(texts(path))
-        gpu = "NVIDIA H100" if path.name.startswith("layers") else "a GPU, torch 2"
+        gpu = "a GPU, torch 2" if path.name.startswith("bench") else "NVIDIA H100"
         assert gpu in text and "torch" in text and "compared with" in text, path
 
 
 def test_every_colour_of_text_and_page_changes_in_dark_mode(tmp_path):
-    files = [*program.write(report(), tmp_path), *program.write_layers(layers(), tmp_path)]
+    files = pictures(tmp_path)
     for path in (path for path in files if path.suffix == ".svg"):
         svg = path.read_text()
         [sheet] = re.findall(r"@media \(prefers-color-scheme: dark\)\{(.*)\}</style>", svg)
@@ -106,6 +130,7 @@ def test_no_text_of_a_plot_is_cut():
         program.roofline([{**one, "family": "long"} for one in rows], {"long": family}, WHERE),
         program.host_bars({"long": {"allocating": calls}}, {"long": family}, WHERE),
         program.tokens_per_second(layers()),
+        program.times_over_m(swept()),
     ]
     for figure in figures:
         with matplotlib.rc_context(program._STYLE):

@@ -94,7 +94,7 @@ def test_a_walk_calls_with_each_copy_of_the_weight_once(peer, monkeypatch):
 
 def test_a_walk_that_cannot_be_captured_is_an_error():
     with pytest.raises(RuntimeError, match="cannot be captured"):
-        deep_gemm_bench.walked(types.SimpleNamespace(capture=lambda run, pairs: None), print)
+        deep_gemm_bench.weight_walk.replay(types.SimpleNamespace(capture=lambda run, pairs: None), print)
 
 
 def measured(folder, monkeypatch, chosen) -> tuple[int, dict]:

@@ -41,7 +41,7 @@ def test_the_archive_runs_alone(tmp_path, wheel):
     bundle.write(archive, bundle.collect([wheel], [], SOURCES))
     done = subprocess.run([sys.executable, "-I", str(archive), "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "check,bench,sample,autotune,invariance,sanitize,held_out,layers,deep_gemm,all" in done.stdout
+    assert "check,bench,sample,autotune,invariance,sanitize,held_out,layers,sweep,deep_gemm,all" in done.stdout
 
 
 def test_out_that_cannot_be_made_is_named(tmp_path, capsys):

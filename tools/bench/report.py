@@ -2,11 +2,12 @@
 
     ./bazelw run //tools/bench:report -- --bench docs/measured/nvidia_h200/bench.json
     ./bazelw run //tools/bench:report -- --layers docs/measured/nvidia_h200/layers.json
+    ./bazelw run //tools/bench:report -- --sweep DIR/sweep.json
 
 Writes next to the JSON or into --out_dir, with --bench: bench.md and the pictures that it shows, which are for each
 family a map of the ratios by layer and m, a roofline of all families, and host times; with --layers:
-layers_tokens_per_second.svg, a whole model before and after. Pictures are SVG that follows the reader's light or dark
-mode. Equal input gives equal bytes.
+layers_tokens_per_second.svg, a whole model before and after; with --sweep: sweep.svg, time over m. Pictures are SVG
+that follows the reader's light or dark mode. Equal input gives equal bytes.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from matplotlib.colors import ListedColormap
 from stoneware.report import style
 from tools.bench import figure_colours
 from tools.bench.figure_colours import GREY, GRID, INK, SERIES, SOFT
-from tools.gpu_check import bench_summary
+from tools.gpu_check import bench_summary, sweep
 from tools.gpu_check.bench_summary import OURS, Row
 
 _BENCH = flags.DEFINE_string("bench", None, "The bench.json of `gpu_check.pyz bench`.")
 _LAYERS = flags.DEFINE_string("layers", None, "The layers.json of `gpu_check.pyz layers`.")
+_SWEEP = flags.DEFINE_string("sweep", None, "The sweep.json of `gpu_check.pyz sweep`.")
 _OUT = flags.DEFINE_string("out_dir", None, "Folder to write to; that of the JSON if not given.")
 
 PEAK_TFLOPS = {"fp8": 1979.0, "bf16": 989.0}
@@ -53,6 +55,9 @@ _PEERS = {
 
 TORCH, FP8 = "torch bf16", "stoneware rowwise"
 """Models of layers.json."""
+
+_LINES = {sweep.ROW: GREY, sweep.TENSOR: SERIES[1], sweep.MM: GREY, sweep.OURS: SERIES[0]}
+"""Colours of the calls of sweep.json."""
 
 _PX = 1 / 100  # inches of a pixel at matplotlib's 100 pixels an inch
 _WIDTH_PX = 860
@@ -266,6 +271,44 @@ def tokens_per_second(report: Mapping[str, Any]) -> pyplot.Figure:
     return figure
 
 
+def times_over_m(report: Mapping[str, Any]) -> pyplot.Figure | None:
+    """The time of a matmul at every m, a row of panels for each set and a panel for each weight; None without any.
+
+    Args:
+      report: sweep.json.
+    """
+    rows = [row for row in report["rows"] if "device_us" in row]
+    if not rows:
+        return None
+    sets, weights = (list(dict.fromkeys(key)) for key in zip(*((row["set"], (row["n"], row["k"])) for row in rows)))
+    figure, panels = pyplot.subplots(
+        len(sets),
+        len(weights),
+        figsize=(_WIDTH_PX * _PX, (120 + 190 * len(sets)) * _PX),
+        layout="constrained",
+        sharex=True,
+        squeeze=False,
+    )
+    lines = {}
+    for row in rows:
+        n, k = row["n"], row["k"]
+        axes = panels[sets.index(row["set"])][weights.index((n, k))]
+        axes.set_title(f"{row['set']}, {n} × {k}", fontsize=8)
+        for name, times in row["device_us"].items():
+            (lines[name],) = axes.plot(row["m"], times["median_us"], color=_LINES[name], linewidth=1.2, label=name)
+        axes.set_ylim(bottom=0)
+        axes.grid(color=GRID)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in panels[-1]:
+        axes.set_xlabel("m")
+    for axes in panels[:, 0]:
+        axes.set_ylabel("µs")
+    figure.legend(lines.values(), lines, loc="outside lower center", ncols=len(lines), frameon=False, fontsize=9)
+    _set_title(figure, f"Time of a matmul at every m: Stoneware compared with torch\n{setup(report['machine'])}")
+    return figure
+
+
 def _set_title(figure: pyplot.Figure, text: str) -> None:
     figure.suptitle(text, x=0.01, horizontalalignment="left", fontsize=11)
 
@@ -284,6 +327,17 @@ def write_layers(report: Mapping[str, Any], out_dir: pathlib.Path) -> list[pathl
     path = out_dir / "layers_tokens_per_second.svg"
     with matplotlib.rc_context(_STYLE):
         save(tokens_per_second(report), path)
+    return [path]
+
+
+def write_sweep(report: Mapping[str, Any], out_dir: pathlib.Path) -> list[pathlib.Path]:
+    """Writes the picture of a sweep.json into a folder; gives the files: none without a figure."""
+    path = out_dir / "sweep.svg"
+    with matplotlib.rc_context(_STYLE):
+        figure = times_over_m(report)
+        if figure is None:
+            return []
+        save(figure, path)
     return [path]
 
 
@@ -322,11 +376,13 @@ def _layer_label(layer: str, n: int, k: int, groups: int) -> str:
 def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"only flags are taken, found {argv[1:]}")
-    if not _BENCH.value and not _LAYERS.value:
-        raise app.UsageError("--bench or --layers must name a JSON file, and both are missing; pass one of them")
+    if not (_BENCH.value or _LAYERS.value or _SWEEP.value):
+        raise app.UsageError(
+            "--bench, --layers or --sweep must name a JSON file, and all are missing; pass one of them"
+        )
     # `bazel run` starts in a folder of its own; paths mean those of the shell.
     start = pathlib.Path(os.environ.get("BUILD_WORKING_DIRECTORY", "."))
-    for flag, schema, write_files in ((_BENCH, 3, write), (_LAYERS, 2, write_layers)):
+    for flag, schema, write_files in ((_BENCH, 3, write), (_LAYERS, 2, write_layers), (_SWEEP, 1, write_sweep)):
         if not flag.value:
             continue
         try:

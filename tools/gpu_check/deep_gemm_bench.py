@@ -240,29 +240,9 @@ def prepare(case: Row, device: Device, walk: Callable[[Call], Call]) -> Prepared
     return row, calls if OURS in calls else {}
 
 
-def walked(stopwatch: CudaStopwatch, run: Call) -> Call:
-    """The replay of a CUDA graph of what `run` launches.
-
-    Raises:
-      RuntimeError: it cannot be captured.
-    """
-    graph = stopwatch.capture(run, 1)
-    if graph is None:
-        raise RuntimeError("the call cannot be captured in a CUDA graph")
-    return graph.replay
-
-
 def time_calls(calls: Mapping[str, Call], seconds: float, row: Row, timer: DeviceTimer, rounds: int) -> Row:
-    """The figures of one call with one copy of the weight."""
-    # Without graphs of its own: a replay cannot be captured.
-    timings = timer.time(calls, rounds=rounds, max_seconds=seconds, short_us=0)
-    copies = row["copies"]
-    return {
-        name: dataclasses.replace(
-            timing, median_us=timing.median_us / copies, spread_us=timing.spread_us / copies
-        ).figures
-        for name, timing in timings.items()
-    }
+    timings = weight_walk.time_walks(calls, timer, row["copies"], rounds=rounds, seconds=seconds)
+    return {name: timing.figures for name, timing in timings.items()}
 
 
 def ratios(rows: Sequence[Row]) -> list[Row]:
@@ -320,7 +300,9 @@ class DeepGemmBench(Experiment):
         stopwatch = CudaStopwatch(ordinal, "as_is")
         self.rows().measure(
             chosen,
-            functools.partial(prepare, device=cuda_device(ordinal), walk=functools.partial(walked, stopwatch)),
+            functools.partial(
+                prepare, device=cuda_device(ordinal), walk=functools.partial(weight_walk.replay, stopwatch)
+            ),
             functools.partial(time_calls, timer=DeviceTimer(ordinal, stopwatch), rounds=rounds),
             judge=failures,
             most_s=self.values.seconds_per_shape,

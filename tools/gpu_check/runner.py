@@ -14,13 +14,14 @@ commands
   sanitize every kernel under compute-sanitizer            -> sanitize.json, sanitize.log
   held_out the look-up's choices at problems that no one tuned for -> held_out.json, .txt, .log
   layers   the layers of stoneware.nn next to torch's and torchao's -> layers.json, .md, .log
+  sweep    a few matmuls at every m of a range, next to torch's -> sweep.json, .md, .log
   deep_gemm  matmuls with block scales next to DeepGEMM's -> deep_gemm.json, .md, .log
 
 sanitize runs memcheck, racecheck and initcheck at once, each over launch_every_kernel.py. It is not
 in all, since it needs NVIDIA's compute-sanitizer, of the CUDA toolkit, on the machine. What the
 tools do not see is said in compute_sanitizer.py. held_out is not in all either, since it takes hours:
 -- --seed S [--minutes M]. layers is not in all, since it needs transformers: -- [--parts linear,inference].
-deep_gemm is not in all, since it needs DeepGEMM: -- [--kinds dense,grouped].
+sweep takes minutes: -- [--sets fp8_row,bf16]. deep_gemm needs DeepGEMM: -- [--kinds dense,grouped].
 
 Every report has the commit, if --commit has it, and the digests of the kernels. A measuring program that
 was stopped goes on with the same command; pass another DIR to measure everything again.
@@ -62,12 +63,13 @@ PROGRAMS = {
     "invariance": "batch_invariance",
     "held_out": "held_out",
     "layers": "layers",
+    "sweep": "sweep",
     "deep_gemm": "deep_gemm_bench",
 }
 """Command -> its measuring program, which experiment.py runs."""
 
 COMMANDS_OF_ALL = ("check", "bench", "sample", "autotune", "invariance")
-COMMANDS = (*COMMANDS_OF_ALL, "sanitize", "held_out", "layers", "deep_gemm")
+COMMANDS = (*COMMANDS_OF_ALL, "sanitize", "held_out", "layers", "sweep", "deep_gemm")
 MIN_PYTHON = (3, 11)
 
 _MAX_STARTS = 20
