@@ -21,7 +21,7 @@ from stoneware.tuning.store import user_store
 
 def installation() -> dict[str, list[str]]:
     """Part of the installation -> its problems."""
-    no_manifest = _error_of(manifest.packaged)
+    no_manifest = _error_of(lambda: len(manifest.packaged().kernels))  # parses all of it
     kernels = None if no_manifest else manifest.packaged()
     missing = [*filter(None, map(native.why_missing, NATIVE_MODULES))]
     return {

@@ -76,8 +76,8 @@ class Configs(dict[AnyConfig, "AnyConfig | None"]):
         return self._raced[kind]
 
     def _tiles_of(self, dtypes: tuple[str, str, str]) -> set[str]:
-        kernels = self._kernels.kernels.values()
-        return {tile_of(kernel.id) for kernel in kernels if kernel.op == self._key.op and kernel.dtypes == dtypes}
+        kernels = self._kernels.of_op(self._key.op).values()
+        return {tile_of(kernel.id) for kernel in kernels if kernel.dtypes == dtypes}
 
 
 def configs(key: Key, kernels: Manifest, *, excludes_split_k: bool = False, only_open: bool = False) -> Configs:

@@ -2,6 +2,9 @@
 
 `digest` is the sha256 of the file with an empty digest (`text_of`), so that a damaged or edited
 manifest is refused whole: it is what every kernel's own digest is compared with.
+
+A process needs the kernels of the ops that it calls, at its first call of each. So the kernels of an op are parsed when
+one of them is needed (`_Kernels`).
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -117,24 +120,34 @@ class Manifest:
             )
         return found
 
+    def of_op(self, op: str) -> Mapping[str, KernelRecord]:
+        """The kernels of one op, by id."""
+        if isinstance(self.kernels, _Kernels):
+            return self.kernels.of_op(op)
+        return {id: kernel for id, kernel in self.kernels.items() if kernel.op == op}
+
     def select(self, *, op: str, backend: str) -> list[KernelRecord]:
         """The kernels of one op and backend."""
         return [kernel for kernels in self.by_arch(op=op, backend=backend).values() for kernel in kernels]
 
     def by_arch(self, *, op: str, backend: str) -> Mapping[tuple[int, int], Sequence[KernelRecord]]:
         """The same by compute capability, sorted by id."""
-        return self._by_arch.get((op, backend), {})
+        if op not in self._by_arch:
+            groups: dict[str, dict[tuple[int, int], list[KernelRecord]]] = {}
+            for kernel in self.of_op(op).values():
+                by_arch = groups.setdefault(kernel.backend, {})
+                by_arch.setdefault(kernel.compute_capability, []).append(kernel)
+            self._by_arch[op] = groups
+        return self._by_arch[op].get(backend, {})
 
     def with_tile(self, op: str, backend: str, tile: str) -> Sequence[KernelRecord]:
         """The kernels of a tile, each of other dtypes."""
-        return self._by_tile.get((op, backend, tile), ())
-
-    @functools.cached_property
-    def _by_tile(self) -> dict[tuple[str, str, str], list[KernelRecord]]:
-        groups: dict[tuple[str, str, str], list[KernelRecord]] = {}
-        for kernel in self.kernels.values():
-            groups.setdefault((kernel.op, kernel.backend, tile_of(kernel.id)), []).append(kernel)
-        return groups
+        if op not in self._by_tile:
+            groups: dict[tuple[str, str], list[KernelRecord]] = {}
+            for kernel in self.of_op(op).values():
+                groups.setdefault((kernel.backend, tile_of(kernel.id)), []).append(kernel)
+            self._by_tile[op] = groups
+        return self._by_tile[op].get((backend, tile), ())
 
     @functools.cached_property
     def configs(self) -> dict[Any, Any]:
@@ -142,13 +155,99 @@ class Manifest:
         return {}
 
     @functools.cached_property
-    def _by_arch(self) -> dict[tuple[str, str], dict[tuple[int, int], list[KernelRecord]]]:
-        """Every `by_arch`, since each look-up needs several."""
-        groups: dict[tuple[str, str], dict[tuple[int, int], list[KernelRecord]]] = {}
-        for kernel in self.kernels.values():
-            by_arch = groups.setdefault((kernel.op, kernel.backend), {})
-            by_arch.setdefault(kernel.compute_capability, []).append(kernel)
-        return groups
+    def _by_arch(self) -> dict[str, dict[str, dict[tuple[int, int], list[KernelRecord]]]]:
+        """Op -> backend -> every `by_arch`, since each look-up needs several."""
+        return {}
+
+    @functools.cached_property
+    def _by_tile(self) -> dict[str, dict[tuple[str, str], list[KernelRecord]]]:
+        """Op -> every `with_tile`."""
+        return {}
+
+
+class _Kernels(Mapping[str, KernelRecord]):
+    """The records of a file by id; those of an op are parsed together when one of them is needed.
+
+    Args:
+      text: the records in the way of `text_of`, without brackets around them.
+      refused: makes the error for records that are not valid.
+
+    Raises:
+      TableError: records that are needed are not valid.
+    """
+
+    def __init__(self, text: bytes, refused: Callable[[Exception], TableError]) -> None:
+        self._text, self._refused = text, refused
+        self._of_op: dict[str, dict[str, KernelRecord]] = {}
+        self._op_of: dict[str, str | None] = {}
+
+    def of_op(self, op: str) -> Mapping[str, KernelRecord]:
+        """The records of one op."""
+        if op not in self._of_op:
+            line = _line("op", op)
+            first, last = self._text.find(line), self._text.rfind(line)
+            # The list is sorted by id, so there are few others in between.
+            kernels = self._around(first, last) if last >= 0 else {}
+            self._of_op[op] = {id: kernel for id, kernel in kernels.items() if kernel.op == op}
+        return self._of_op[op]
+
+    def __getitem__(self, id: str) -> KernelRecord:
+        if id not in self._op_of:
+            place = self._text.find(_line("id", id))
+            self._op_of[id] = self._around(place, place)[id].op if place >= 0 else None
+        op = self._op_of[id]
+        if op is None:
+            raise KeyError(id)
+        return self.of_op(op)[id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @functools.cached_property
+    def _all(self) -> dict[str, KernelRecord]:
+        return self._parsed(0, len(self._text))
+
+    def _around(self, first: int, last: int) -> dict[str, KernelRecord]:
+        """The records from the one around a place to the one around another."""
+        begin, end = self._text.rfind(_BEGIN_OF_RECORD, 0, first), self._text.find(_END_OF_RECORD, last)
+        return self._parsed(begin, end + len(_END_OF_RECORD))
+
+    def _parsed(self, begin: int, end: int) -> dict[str, KernelRecord]:
+        try:
+            return _by_id(json.loads(b"[" + self._text[begin:end] + b"]"))
+        except _INVALID as error:
+            raise self._refused(error) from error
+
+
+_INVALID = (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
+"""What reading a file raises that is not a manifest."""
+
+_BEGIN, _END = b'\n "kernels": [\n', b"\n ]"
+_BEGIN_OF_RECORD, _END_OF_RECORD = b"\n  {", b"\n  }"
+"""What `text_of` writes around the records and around each of them: it indents each level by a space."""
+
+
+def _line(field: str, value: str) -> bytes:
+    """How the line of a record's field begins; only these have three spaces before them."""
+    return f'\n   "{field}": {json.dumps(value)}'.encode()
+
+
+def _by_id(records: Sequence[Mapping[str, Any]]) -> dict[str, KernelRecord]:
+    """The records, sorted by id.
+
+    Raises:
+      ValueError, TypeError, AttributeError: one is not valid, or an id is there twice.
+    """
+    kernels: dict[str, KernelRecord] = {}
+    for record in sorted((KernelRecord(**fields) for fields in records), key=lambda record: record.id):
+        _ = record.compute_capability  # raises for an invalid arch
+        if record.id in kernels:
+            raise ValueError(f"kernel id {quoted(record.id)} stands there twice")
+        kernels[record.id] = record
+    return kernels
 
 
 @functools.lru_cache(maxsize=1024)
@@ -160,11 +259,16 @@ def tile_of(kernel: str) -> str:
 def text_of(document: Mapping[str, Any]) -> str:
     """A manifest's file, with its digest; the build's write_manifest.py writes the same."""
     text = json.dumps({**document, "digest": ""}, sort_keys=True, indent=1) + "\n"
-    return text.replace('"digest": ""', f'"digest": "{_digest(text.encode("ascii"))}"', 1)
+    return text.replace('"digest": ""', f'"digest": "{_digest(text.encode("ascii"), "")}"', 1)
 
 
-def _digest(text: bytes) -> str:
-    return hashlib.sha256(text).hexdigest()
+def _digest(text: bytes, listed: str) -> str:
+    """The digest of a file that lists this one, as if it listed none."""
+    entry = f'"digest": "{listed}"'.encode()
+    begin = text.find(entry) + len(entry) - len(listed) - 1
+    digest = hashlib.sha256(memoryview(text)[:begin])  # without a copy of the rest
+    digest.update(memoryview(text)[begin + len(listed) :])
+    return digest.hexdigest()
 
 
 def read_manifest(path: str | os.PathLike[str], remedy: str = package_files.REMEDY) -> Manifest:
@@ -172,35 +276,36 @@ def read_manifest(path: str | os.PathLike[str], remedy: str = package_files.REME
 
     Raises:
       TableError: the file is missing or no regular file, is not a manifest, is damaged or edited,
-        or names a kernel twice.
+        or names a kernel twice. Kernels of a file with the right digest raise it when they are needed.
     """
+
+    def refused(error: Exception) -> TableError:
+        return TableError(f"{path}: not a kernel manifest: {type(error).__name__}: {error}; {remedy}")
+
     try:
         text = regular_file.read(path)
-        data = json.loads(text.decode("utf-8"))
+        before = text.find(_BEGIN)
+        begin, end = before + len(_BEGIN) - 1, text.find(_END, before) if before >= 0 else -1
+        # Without the records, if the layout is that of `text_of`.
+        data = json.loads(text if end < 0 else text[:begin] + text[end:])
         if data["schema"] != SCHEMA:
             raise ValueError(f"schema={quoted(data['schema'])} must be {SCHEMA}")
         expected = data["digest"]
-        found = _digest(text.replace(f'"digest": "{expected}"'.encode(), b'"digest": ""', 1))
+        found = _digest(text, expected)
         if found != expected:
             raise TableError(
                 f"{path}: expected content with the digest {expected}, found content with {found}; {remedy}"
             )
-        records = [KernelRecord(**kernel) for kernel in data["kernels"]]
-        for record in records:
-            _ = record.compute_capability  # raises for an invalid arch
+        kernels = _by_id(data["kernels"]) if end < 0 else _Kernels(text[begin:end], refused)
         left_out = frozenset(map(str, data.get("left_out", ())))
         removed = {kernel["id"]: KernelRecord(**kernel) for kernel in data.get("removed", ())}
         has_backward = {"on": True, "off": False}[data.get("backward", "on")]
-        open_kernels = {
-            id: OpenKernels(name=file["name"], sha256=file["sha256"], size_bytes=file["size_bytes"])
-            for file in data.get("open", ())
-            for id in file["kernels"]
-        }
-    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-        raise TableError(f"{path}: not a kernel manifest: {type(error).__name__}: {error}; {remedy}") from error
-    kernels = {record.id: record for record in sorted(records, key=lambda record: record.id)}
-    if len(kernels) != len(records):
-        raise TableError(f"{path}: a kernel id stands there twice; {remedy}")
+        open_kernels: dict[str, OpenKernels] = {}
+        for file in data.get("open", ()):
+            opened = OpenKernels(name=file["name"], sha256=file["sha256"], size_bytes=file["size_bytes"])
+            open_kernels |= dict.fromkeys(file["kernels"], opened)
+    except _INVALID as error:
+        raise refused(error) from error
     return Manifest(kernels, left_out, removed, has_backward, expected, open_kernels)
 
 

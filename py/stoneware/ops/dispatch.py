@@ -164,7 +164,7 @@ class Operation:
     def _overlapping_configs(self, key: Key, device: Device) -> list[Config]:
         """The open kernels that multiply while they compute an epilogue of this problem, if its result is large."""
         packaged = manifest.packaged()
-        kernels = (kernel for id in packaged.open if (kernel := packaged.kernels[id]).op == self.spec.name)
+        kernels = (kernel for id, kernel in packaged.of_op(self.spec.name).items() if id in packaged.open)
         assert device.fingerprint is not None  # a GPU has one
         ids = tile_rule.overlapping_kernels(kernels, key, device.compute_capability, device.fingerprint.num_sms)
         return [Config.of_kernel(packaged.kernels[id].backend, id) for id in ids]
