@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 import torch
-from small_samples import H200, VENDOR, bad_sample, ours, run, sample
+from small_samples import H200, UNKNOWN_GPU, VENDOR, bad_sample, key, ours, run, sample
 
 from stoneware.cli import exit_codes, main, tune_command
 from stoneware.runtime.device import Device
@@ -323,3 +323,60 @@ def test_a_model_that_cannot_be_read_is_a_users_mistake(measuring, own_store, tm
     (tmp_path / "deep.json").write_text("[" * 100_000)
     code, _, err = tune(capsys, "--model", tmp_path / path)  # an absolute path stays
     assert (code, err.count("\n")) == (exit_codes.USAGE, 1) and text in err
+
+
+OLD = "cd" * 32
+"""Digest of an earlier version of a kernel."""
+
+
+def stale_problems(measuring, capsys, *arguments) -> list[tuple[str, int]]:
+    code, _, err = tune(capsys, "--stale", *arguments)
+    assert code == exit_codes.OK, err
+    return [(problem.key.scales, problem.m) for problem in measuring["problems"]]
+
+
+def test_stale_measures_what_the_tables_have_of_earlier_kernels_alone(measuring, package, own_store, capsys):
+    assert stale_problems(measuring, capsys) == []
+    older = [
+        sample(SMALL, 10.0, m=16, kernel_sha256=OLD),  # the wheel has it with the kernel of today
+        sample(SMALL, 11.0, m=64, kernel_sha256=OLD),
+        sample(VENDOR, 12.0, m=64),
+        sample(SMALL, 12.0, m=128, kernel_sha256=OLD),
+        sample(VENDOR, 5.0, m=128),  # is chosen, and has no code of ours
+        sample(SMALL, 9.0, key=key(256, scales="tensor"), kernel_sha256=OLD),
+    ]
+    Store(own_store / "samples.sqlite3").add(run(), older)
+    assert stale_problems(measuring, capsys) == [("row", 64), ("tensor", 256)]
+    assert stale_problems(measuring, capsys, "--ops", "scaled_mm", "--scales", "tensor") == [("tensor", 256)]
+    assert stale_problems(measuring, capsys, "--ops", "matmul") == []
+    Store(own_store / "samples.sqlite3").add(run(), [sample(SMALL, 11.0, m=64)])
+    assert stale_problems(measuring, capsys) == [("tensor", 256)]
+
+
+def test_stale_leaves_other_gpus_out(measuring, package, own_store, capsys):
+    other = run("run-2", device=UNKNOWN_GPU)
+    old = sample(SMALL, 11.0, m=64, kernel_sha256=OLD, run=other.id)
+    Store(own_store / "samples.sqlite3").add(other, [old])
+    assert stale_problems(measuring, capsys) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--shapes", "1x16x16"], "--shapes must be left out: --stale takes the shapes of the tables"),
+        (["--weights", "llama3_8b_o", "--m-values", "1"], "--weights --m-values must be left out: --stale takes"),
+        (["--model", "x"], "--stale must be left out: --model says what is measured"),
+        (["--scales", "rows"], "scales=rows must be among"),
+        (["--ops", "matmul", "--scales", "row"], "--scales=row is for scaled_mm and grouped_mm, which --ops=matmul"),
+        (["--device", "2"], "--device=2 must be the number of a GPU that torch finds, 0 to 1"),
+    ],
+)
+def test_stale_takes_no_shapes_and_the_flags_of_its_ops(measuring, package, own_store, capsys, arguments, text):
+    code, _, err = tune(capsys, "--stale", *arguments)
+    assert code == exit_codes.USAGE and text in " ".join(err.split())
+
+
+def test_stale_needs_a_gpu(measuring, package, own_store, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, _, err = tune(capsys, "--stale")
+    assert code == exit_codes.ENVIRONMENT and "tune needs a GPU that torch can use" in " ".join(err.split())

@@ -36,6 +36,7 @@ HELP = help.text(
         "stoneware tune --ops grouped_mm --shapes @shapes.txt",
         "stoneware tune --ops scaled_mm --shapes 4096x6144x8192 --a-dtypes e5m2 --accumulations slow --scales tensor",
         "stoneware tune --model Llama-3.1-8B/config.json --max-batch-tokens 4096 --fastest 12",
+        "stoneware tune --stale --ops matmul,grouped_mm --fastest 12",
         "torchrun --nproc-per-node 8 -m stoneware tune",
     ],
     findings="a candidate was wrong, failed or hung, or a problem was not measured",
@@ -48,7 +49,8 @@ _LISTS = ("ops", "weights", "scales", "out_dtypes", "layouts", "dtypes", "a_dtyp
 """Flags that are lists of names."""
 
 _MODEL_FLAGS = ("tensor_parallel", "max_batch_tokens", "dtype")
-_OTHER_FLAGS = (*_LISTS, "shapes", "m_values")
+_SHAPE_FLAGS = ("weights", "m_values", "shapes")
+_OTHER_FLAGS = (*_LISTS, "shapes", "m_values", "stale")
 
 
 def tune(
@@ -97,6 +99,14 @@ def tune(
     dtype: Annotated[
         str, typer.Option(help="Dtypes of --model: bf16, fp16, fp8 (a scale per row), fp8_block or fp8_tensor.")
     ] = "bf16,fp8",
+    stale: Annotated[
+        bool,
+        typer.Option(
+            "--stale",
+            help="Measure again what the tables have of this GPU with an earlier version of the kernel that they "
+            "choose. Flags of dtypes, scales and layouts select some of it.",
+        ),
+    ] = False,
     rounds: Annotated[int, typer.Option(help="Timings of each candidate.")] = 50,
     seconds_per_problem: Annotated[float, typer.Option(help="Stop timing a problem after this long.")] = 2.0,
     fastest: Annotated[
@@ -119,11 +129,10 @@ def tune(
 
     output = Output("tune", json)
     flags = _flags(context)
-    problems = (
-        _problems(flags)
-        if model is None
-        else _model_problems(flags, output, model, tensor_parallel, max_batch_tokens, dtype)
-    )
+    if model is not None:
+        problems = _model_problems(flags, output, model, tensor_parallel, max_batch_tokens, dtype)
+    else:
+        problems = _stale_problems(flags, device) if stale else _problems(flags)
     settings = Settings(
         rounds=rounds,
         seconds_per_problem=seconds_per_problem,
@@ -139,9 +148,7 @@ def _problems(flags: Mapping[str, Any]) -> Sequence[Any]:
     """The problems to measure; a flag is refused if none of the ops has it."""
     from stoneware.measuring import workloads
 
-    if names := [name for name in _MODEL_FLAGS if name in flags]:
-        raise ValueError(f"{flag(names[0])}={flags[names[0]]} is for --model, which is missing; pass --model too")
-    selection: dict[str, Any] = {name: split(name, flags[name]) for name in _LISTS if name in flags}
+    selection = _selection(flags)
     if "m_values" in flags:
         selection["m_values"] = integers("m_values", flags["m_values"])
     text = flags.get("shapes", "")
@@ -150,6 +157,19 @@ def _problems(flags: Mapping[str, Any]) -> Sequence[Any]:
     elif "shapes" in flags:
         selection["shapes"] = split("shapes", text)
     problems = workloads.problems(**selection)
+    _check_takers(selection, flags)
+    return problems
+
+
+def _selection(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that are lists."""
+    if names := [name for name in _MODEL_FLAGS if name in flags]:
+        raise ValueError(f"{flag(names[0])}={flags[names[0]]} is for --model, which is missing; pass --model too")
+    return {name: split(name, flags[name]) for name in _LISTS if name in flags}
+
+
+def _check_takers(selection: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
+    """Raises ValueError if none of the ops has a flag."""
     for name in selection:
         takers = [op for op in OPS if name in spec_of(op).choices]
         if takers and not {*takers} & {*selection.get("ops", OPS)}:
@@ -157,7 +177,15 @@ def _problems(flags: Mapping[str, Any]) -> Sequence[Any]:
                 f"{flag(name)}={flags[name]} is for {' and '.join(takers)}, which "
                 f"--ops={flags['ops']} leaves out; add {takers[0]}, or leave {flag(name)} out"
             )
-    return problems
+
+
+def _stale_problems(flags: Mapping[str, Any], device: int | None) -> Sequence[Any]:
+    refuse([name for name in _SHAPE_FLAGS if name in flags], "--stale takes the shapes of the tables")
+    selection = _selection(flags)
+    _check_takers(selection, flags)
+    from stoneware.sessions import stale
+
+    return stale.problems(cuda_device(_ordinal(device)), **selection)
 
 
 def _model_problems(
@@ -196,27 +224,39 @@ def _read_shapes(text: str, selection: Mapping[str, Any]) -> list[str]:
     return shapes
 
 
-def _measure(
-    output: Output, problems: Sequence[Any], settings: Settings, store: Store, device: int | None, has_gain: bool
-) -> int:
+def _ordinal(device: int | None) -> int:
+    """torch's number of the GPU that measures.
+
+    Raises:
+      UnsupportedError: there is none.
+      ValueError: it is not the number of one.
+    """
     import torch
 
-    from stoneware.measuring.progress import Reporter
-    from stoneware.sessions import model, session
+    from stoneware.sessions import session
 
     if not torch.cuda.is_available():
         raise UnsupportedError(
             f"tune needs a GPU that torch can use, and torch {torch.__version__} finds none; run "
             "it on a machine with an NVIDIA GPU, with a torch that is built for CUDA"
         )
-    ranks = session.Ranks.from_environment()
-    ordinal = ranks.local_rank if device is None else device
+    ordinal = session.Ranks.from_environment().local_rank if device is None else device
     if ordinal >= torch.cuda.device_count():
         raise ValueError(
             f"--device={ordinal} must be the number of a GPU that torch finds, 0 to "
             f"{torch.cuda.device_count() - 1}; pass one of them (under torchrun its default is "
             "LOCAL_RANK: start as many ranks as there are GPUs)"
         )
+    return ordinal
+
+
+def _measure(
+    output: Output, problems: Sequence[Any], settings: Settings, store: Store, device: int | None, has_gain: bool
+) -> int:
+    from stoneware.measuring.progress import Reporter
+    from stoneware.sessions import model, session
+
+    ordinal, ranks = _ordinal(device), session.Ranks.from_environment()
     # Ranks above 0 report only what went wrong.
     logging.getLogger("stoneware").setLevel(logging.WARNING if ranks.rank else logging.INFO)
     summary = session.tune(problems, store, ordinal, settings, Reporter(ranks.rank), ranks=ranks)

@@ -169,7 +169,7 @@ class _Kernels(Mapping[str, KernelRecord]):
     """The records of a file by id; those of an op are parsed together when one of them is needed.
 
     Args:
-      text: the records in the way of `text_of`, without brackets around them.
+      text: the records as `text_of` writes them, without brackets around them.
       refused: makes the error for records that are not valid.
 
     Raises:
