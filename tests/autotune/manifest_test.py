@@ -78,6 +78,22 @@ def test_only_the_kernels_of_an_op_that_is_needed_are_parsed(tmp_path, monkeypat
     assert parsed and '"op": "y"' not in "".join(parsed)
 
 
+def test_every_kernel_is_parsed_once_by_a_loop_and_not_again_by_id(tmp_path, monkeypatch):
+    found = of_kernels(tmp_path, *(record(f"{op}{idx}", op) for op in ("x", "y") for idx in range(50)))
+    parsed = []
+    load = json.loads
+    monkeypatch.setattr(manifest.json, "loads", lambda text: parsed.append(text) or load(text))
+    assert len(list(found.kernels.values())) == 100 and len(parsed) == 1
+    assert [found.kernels[id].id for id in found.kernels] == list(found.kernels) and len(parsed) == 1
+
+
+def test_kernels_of_an_op_are_found_by_id_without_parsing_again(tmp_path, monkeypatch):
+    found = of_kernels(tmp_path, *(record(f"x{idx}", "x") for idx in range(50)))
+    expected = found.of_op("x")
+    monkeypatch.setattr(manifest.json, "loads", None)
+    assert all(found.kernels[id] is kernel for id, kernel in expected.items()) and "z" not in found.kernels
+
+
 def test_an_invalid_kernel_is_refused_when_its_op_is_needed(tmp_path):
     found = of_kernels(tmp_path, record("a", "x"), record("b", "y", arch="volta"))
     assert found.kernels["a"].op == "x"

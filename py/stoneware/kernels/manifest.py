@@ -179,7 +179,8 @@ class _Kernels(Mapping[str, KernelRecord]):
     def __init__(self, text: bytes, refused: Callable[[Exception], TableError]) -> None:
         self._text, self._refused = text, refused
         self._of_op: dict[str, dict[str, KernelRecord]] = {}
-        self._op_of: dict[str, str | None] = {}
+        self._by_id: dict[str, KernelRecord | None] = {}
+        """What was parsed, and None for ids that the file lacks."""
 
     def of_op(self, op: str) -> Mapping[str, KernelRecord]:
         """The records of one op."""
@@ -189,16 +190,19 @@ class _Kernels(Mapping[str, KernelRecord]):
             # The list is sorted by id, so there are few others in between.
             kernels = self._around(first, last) if last >= 0 else {}
             self._of_op[op] = {id: kernel for id, kernel in kernels.items() if kernel.op == op}
+            self._by_id.update(self._of_op[op])
         return self._of_op[op]
 
     def __getitem__(self, id: str) -> KernelRecord:
-        if id not in self._op_of:
+        if id not in self._by_id:
             place = self._text.find(_line("id", id))
-            self._op_of[id] = self._around(place, place)[id].op if place >= 0 else None
-        op = self._op_of[id]
-        if op is None:
+            if place >= 0:
+                self.of_op(self._around(place, place)[id].op)
+            self._by_id.setdefault(id, None)
+        kernel = self._by_id[id]
+        if kernel is None:
             raise KeyError(id)
-        return self.of_op(op)[id]
+        return kernel
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._all)
@@ -208,7 +212,10 @@ class _Kernels(Mapping[str, KernelRecord]):
 
     @functools.cached_property
     def _all(self) -> dict[str, KernelRecord]:
-        return self._parsed(0, len(self._text))
+        kernels = self._parsed(0, len(self._text))
+        for id, kernel in kernels.items():
+            self._by_id.setdefault(id, kernel)
+        return kernels
 
     def _around(self, first: int, last: int) -> dict[str, KernelRecord]:
         """The records from the one around a place to the one around another."""
