@@ -8,11 +8,11 @@ import types
 
 import pytest
 import torch
+import walks
 
 from stoneware.measuring import operands
-from stoneware.measuring.device_timer import Timing
 from stoneware.runtime.device import CPU
-from tools.gpu_check import deep_gemm_bench
+from tools.gpu_check import deep_gemm_bench, walk_experiment
 from tools.gpu_check.deep_gemm_bench import CONTIGUOUS, DENSE, MASKED, OURS, ROW_MAJOR
 
 BLOCK = 128
@@ -76,16 +76,16 @@ GROUPED = case("grouped", groups=3, m=150)
     ],
 )
 def test_all_compute_the_same_problem(peer, row, names):
-    made, calls = deep_gemm_bench.prepare(row, CPU, lambda run: run)
+    made, calls = deep_gemm_bench.prepare(row, CPU, walks.walk)
     assert list(calls) == names
     assert all(check["is_right"] and 0 < check["errors"][name] < 0.004 for name, check in made["checks"].items())
 
 
 def test_a_walk_calls_with_each_copy_of_the_weight_once(peer, monkeypatch):
-    monkeypatch.setattr(deep_gemm_bench.weight_walk, "num_copies", lambda num_bytes: 3)
+    monkeypatch.setattr(walk_experiment, "num_copies", lambda num_bytes: 3)
     weights = []
     peer.fp8_gemm_nt = lambda a, b, out, **flags: weights.append(b[0]) or Peer.fp8_gemm_nt(peer, a, b, out, **flags)
-    made, calls = deep_gemm_bench.prepare(case(), CPU, lambda run: run)
+    made, calls = deep_gemm_bench.prepare(case(), CPU, walks.walk)
     weights.clear()
     calls[DENSE]()
     assert made["copies"] == len({weight.data_ptr() for weight in weights}) == 3
@@ -94,35 +94,16 @@ def test_a_walk_calls_with_each_copy_of_the_weight_once(peer, monkeypatch):
 
 def test_a_walk_that_cannot_be_captured_is_an_error():
     with pytest.raises(RuntimeError, match="cannot be captured"):
-        deep_gemm_bench.weight_walk.replay(types.SimpleNamespace(capture=lambda run, pairs: None), print)
+        walk_experiment.replay(types.SimpleNamespace(capture=lambda run, pairs: None), print, [])
 
 
 def measured(folder, monkeypatch, chosen) -> tuple[int, dict]:
-    class Timer:
-        def __init__(self, ordinal, stopwatch):
-            pass
-
-        def time(self, calls, *, rounds, max_seconds, short_us):
-            us = {OURS: 10.0, ROW_MAJOR: 11.0, DENSE: 12.0, CONTIGUOUS: 8.0, MASKED: 20.0}
-            return {name: Timing(us[name] * 2, 0.2, rounds, 0, 0) for name in calls}
-
-    class Stopwatch:
-        def __init__(self, ordinal, l2):
-            pass
-
-        def capture(self, run, num_pairs):
-            return types.SimpleNamespace(replay=run)
-
-    monkeypatch.setattr(deep_gemm_bench, "DeviceTimer", Timer)
-    monkeypatch.setattr(deep_gemm_bench, "CudaStopwatch", Stopwatch)
-    monkeypatch.setattr(deep_gemm_bench, "cuda_device", lambda ordinal: CPU)
+    us = {OURS: 10.0, ROW_MAJOR: 11.0, DENSE: 12.0, CONTIGUOUS: 8.0, MASKED: 20.0}
+    walks.replace(monkeypatch, us.__getitem__)
     monkeypatch.setattr(deep_gemm_bench, "cases", lambda kinds: [row for row in chosen if row["kind"] in kinds])
-    monkeypatch.setattr(deep_gemm_bench.weight_walk, "num_copies", lambda num_bytes: 2)
-    monkeypatch.setattr(deep_gemm_bench.DeepGemmBench, "ordinal", None)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda ordinal: None)
     values = types.SimpleNamespace(
         out=folder, commit="c0ffee", wheel_sha256="w", command="python3 gpu_check.pyz", device=0, rounds=3,
-        seconds=60.0, seconds_per_shape=1.0, kinds=["dense", "grouped"], compile_processes=0,
+        seconds=60.0, seconds_per_case=1.0, kinds=["dense", "grouped"], compile_processes=0,
     )  # fmt: skip
     code = deep_gemm_bench.DeepGemmBench(values).run()
     return code, json.loads((folder / "deep_gemm.json").read_text())
@@ -165,6 +146,17 @@ def test_a_peer_that_refuses_is_reported(peer, tmp_path, monkeypatch):
     peer.fp8_gemm_nt = refuse
     code, report = measured(tmp_path, monkeypatch, [case()])
     assert code == 1 and "no kernel for this shape" in report["problems"][0]
+
+
+def test_what_deep_gemm_refuses_keeps_no_other_kernel_from_being_compiled(peer, monkeypatch):
+    calls = []
+    peer.m_grouped_fp8_gemm_nt_contiguous = lambda *arguments, **flags: 1 / 0
+    peer.m_grouped_fp8_gemm_nt_masked = lambda *arguments, **flags: calls.append("masked")
+    make = operands.make
+    monkeypatch.setattr(operands, "make", lambda problem, device: make(problem, "cpu"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert deep_gemm_bench.compile_kernels(GROUPED) == ["ZeroDivisionError: division by zero"]
+    assert calls == ["masked"]
 
 
 def test_every_problem_is_valid_and_drawn_once():

@@ -8,9 +8,9 @@ import types
 
 import pytest
 import torch
+import walks
 
 import stoneware as sw
-from stoneware.measuring.device_timer import Timing
 from stoneware.runtime.device import CPU
 from tools.gpu_check import sweep
 from tools.gpu_check.sweep import MM, OURS, ROW, SETS, TENSOR
@@ -31,7 +31,7 @@ def case(name: str):
 
 @pytest.mark.parametrize("name", SETS)
 def test_every_call_is_right_at_every_m(name):
-    row, calls = sweep.prepare(case(name), CPU, [7, 16, 40], lambda run: run)
+    row, calls = sweep.prepare(case(name), CPU, [7, 16, 40], walks.walk)
     peers = {"fp8_row": [OURS, ROW, TENSOR], "fp8_block": [OURS], "bf16": [OURS, MM]}[name]
     assert list(calls) == [f"{peer}, m={m}" for peer in peers for m in (7, 16, 40)]
     assert all(0 < check["largest_error"] < 0.004 for check in row["checks"].values())
@@ -46,13 +46,13 @@ def test_block_scales_are_column_by_column_at_each_m(monkeypatch):
         return ours(a, b, scale_a, scale_b, out=out)
 
     monkeypatch.setattr(sweep.sw, "scaled_mm", scaled_mm)
-    sweep.prepare(case("fp8_block"), CPU, [8, 40], lambda run: run)
+    sweep.prepare(case("fp8_block"), CPU, [8, 40], walks.walk)
     assert strides == {(8, (1, 8)), (40, (1, 40))}
 
 
 def test_rows_that_a_call_leaves_out_are_wrong(monkeypatch):
     monkeypatch.setattr(torch, "mm", lambda a, b, out: out[:-1].copy_(a[:-1] @ b))
-    row, calls = sweep.prepare(case("bf16"), CPU, [8, 16], lambda run: run)
+    row, calls = sweep.prepare(case("bf16"), CPU, [8, 16], walks.walk)
     assert "m=8: relative error inf" in row["checks"][MM]["detail"]
     assert list(calls) == [f"{OURS}, m=8", f"{OURS}, m=16"]
 
@@ -64,32 +64,12 @@ def test_a_dip_is_over_the_fastest_larger_m():
 
 
 def measured(folder, monkeypatch, sets) -> tuple[int, dict]:
-    class Timer:
-        def __init__(self, ordinal, stopwatch):
-            pass
-
-        def time(self, calls, *, rounds, max_seconds, short_us):
-            us = {OURS: 10.0, ROW: 15.0, TENSOR: 11.0, MM: 9.0}
-            slow = {f"{OURS}, m=104": 12.0}
-            return {name: Timing(2 * slow.get(name, us[name.rpartition(",")[0]]), 0.2, rounds) for name in calls}
-
-    class Stopwatch:
-        def __init__(self, ordinal, l2):
-            pass
-
-        def capture(self, run, num_pairs):
-            return types.SimpleNamespace(replay=run)
-
-    monkeypatch.setattr(sweep, "DeviceTimer", Timer)
-    monkeypatch.setattr(sweep, "CudaStopwatch", Stopwatch)
-    monkeypatch.setattr(sweep, "cuda_device", lambda ordinal: CPU)
+    us = {OURS: 10.0, ROW: 15.0, TENSOR: 11.0, MM: 9.0}
+    walks.replace(monkeypatch, lambda name: 12.0 if name == f"{OURS}, m=104" else us[name.rpartition(",")[0]])
     monkeypatch.setattr(sweep, "WEIGHTS", ((160, 256),))
-    monkeypatch.setattr(sweep.weight_walk, "num_copies", lambda num_bytes: 2)
-    monkeypatch.setattr(sweep.Sweep, "ordinal", None)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda ordinal: None)
     values = types.SimpleNamespace(
         out=folder, commit="c0ffee", wheel_sha256="w", command="python3 gpu_check.pyz", device=0, rounds=3,
-        seconds=60.0, seconds_per_weight=9.0, sets=sets, first=96, last=136, step=8,
+        seconds=60.0, seconds_per_case=9.0, sets=sets, first=96, last=136, step=8,
     )  # fmt: skip
     code = sweep.Sweep(values).run()
     return code, json.loads((folder / "sweep.json").read_text())

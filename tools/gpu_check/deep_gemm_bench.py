@@ -8,20 +8,17 @@ DeepGEMM is imported as deep_gemm. It compiles a kernel by nvcc at its first cal
 some processes make these calls first, all at once. Its operands are padded, and their scales laid out, before anything
 is timed.
 
-Values are first compared with float64, over an output of NaN. Then each call is timed in a CUDA graph that calls it
-with one copy of the weight after another (see weight_walk.py), interleaved. experiment.py has the rest.
+Values are first compared with float64, over an output of NaN. walk_experiment.py has the rest.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import functools
 import importlib
 import math
 import multiprocessing
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,16 +26,15 @@ from absl import flags
 
 import stoneware as sw
 from stoneware.measuring import operands
-from stoneware.measuring.device_timer import DeviceTimer
 from stoneware.measuring.operands import Operands
-from stoneware.measuring.stopwatch import CudaStopwatch
 from stoneware.ops import operation_of
-from stoneware.runtime.device import Device, cuda_device
+from stoneware.runtime.device import Device
 from stoneware.specs import spec_of, tolerance
 from stoneware.specs.scaled_mm_problem import num_blocks
-from tools.gpu_check import document, weight_walk
-from tools.gpu_check.checks import Check, failures
-from tools.gpu_check.experiment import Call, Experiment, Prepared, Row
+from tools.gpu_check import document
+from tools.gpu_check.checks import Check
+from tools.gpu_check.experiment import Prepared, Row
+from tools.gpu_check.walk_experiment import MEANS, Walk, WalkExperiment, cells, copies_of, means
 
 OURS, ROW_MAJOR = "stoneware", "stoneware, row-major scale_a"
 KINDS = "dense", "grouped"
@@ -198,21 +194,19 @@ def _padded(
     return padded.view(a.dtype), scales, rows
 
 
-def compile_kernels(case: Row) -> None:
-    """Has DeepGEMM compile the kernels of a problem."""
-    tensors = operands.make(problem_of(case), "cuda")
+def compile_kernels(case: Row) -> list[str]:
+    """Has DeepGEMM compile the kernels of a problem; what it refuses, which `prepare` meets again."""
+    tensors, check = operands.make(problem_of(case), "cuda"), Check()
     for name, contender in contenders(tensors).items():
         if name in (DENSE, CONTIGUOUS, MASKED):
-            contender.call(tensors.b.mT)
+            with check.refusals():
+                contender.call(tensors.b.mT)
     torch.cuda.synchronize()
+    return check.wrong
 
 
-def prepare(case: Row, device: Device, walk: Callable[[Call], Call]) -> Prepared:
-    """The choice and the checks of a problem, and its right calls, each with all copies of the weight.
-
-    Args:
-      walk: makes a CUDA graph of what a function launches.
-    """
+def prepare(case: Row, device: Device, walk: Walk) -> Prepared:
+    """The choice and the checks of a problem, and its right calls."""
     problem = problem_of(case)
     tensors = operands.make(problem, "cpu" if device.kind == "cpu" else f"cuda:{device.ordinal}")
     expected, weight = operands.reference(tensors), tensors.b.mT
@@ -227,56 +221,26 @@ def prepare(case: Row, device: Device, walk: Callable[[Call], Call]) -> Prepared
         checks[name] = check.to_json()
         if not check.wrong:
             right[name] = contender
-    num_copies = weight_walk.num_copies(weight.numel())
-    copies = [weight, *(weight.clone() for _ in range(num_copies - 1))]
-
-    def run_all(contender: Contender) -> None:
-        for copy in copies:
-            contender.call(copy)
-
-    calls = {name: walk(functools.partial(run_all, contender)) for name, contender in right.items()}
+    copies = copies_of(weight)
+    calls = {name: walk(contender.call, copies) for name, contender in right.items()}
     decision = operation_of(problem.key.op).decide(problem, device, lists_refusals=False)
-    row = {"config": str(decision.config), "grade": decision.grade, "copies": num_copies, "checks": checks}
+    row = {"config": str(decision.config), "grade": decision.grade, "copies": len(copies), "checks": checks}
     return row, calls if OURS in calls else {}
 
 
-def time_calls(calls: Mapping[str, Call], seconds: float, row: Row, timer: DeviceTimer, rounds: int) -> Row:
-    timings = weight_walk.time_walks(calls, timer, row["copies"], rounds=rounds, seconds=seconds)
-    return {name: timing.figures for name, timing in timings.items()}
-
-
 def ratios(rows: Sequence[Row]) -> list[Row]:
-    """Of each kind, m and peer: its time over ours, as geometric mean and least."""
+    """The time of each peer over ours, by kind and m."""
     groups: dict[tuple[str, int, str], dict[str, float]] = {}
     for row in rows:
         times = {name: figures["median_us"] for name, figures in row.get("device_us", {}).items()}
         shape = "x".join(str(row[name]) for name in ("groups", "n", "k") if row[name])
         for peer in times.keys() - {OURS}:
             groups.setdefault((row["kind"], row["m"], peer), {})[shape] = times[peer] / times[OURS]
-    return [
-        {
-            "kind": kind,
-            "m": m,
-            "peer": peer,
-            "geomean": round(statistics.geometric_mean(of_shape.values()), 4),
-            "least": round(min(of_shape.values()), 4),
-            "least_at": min(of_shape, key=lambda shape: of_shape[shape]),
-            "num_problems": len(of_shape),
-        }
-        for (kind, m, peer), of_shape in sorted(groups.items())
-    ]
+    return [{"kind": kind, "m": m, "peer": peer, **means(group)} for (kind, m, peer), group in sorted(groups.items())]
 
 
-class DeepGemmBench(Experiment):
+class DeepGemmBench(WalkExperiment):
     name = "deep_gemm"
-
-    @property
-    def ordinal(self) -> int | None:
-        return self.values.device
-
-    @property
-    def seconds(self) -> float:
-        return self.values.seconds
 
     def settings(self) -> Row:
         return {"rounds": self.values.rounds}
@@ -293,45 +257,28 @@ class DeepGemmBench(Experiment):
         if num_processes:
             context = multiprocessing.get_context("spawn")
             with concurrent.futures.ProcessPoolExecutor(num_processes, context) as pool:
-                for num_done, _ in enumerate(pool.map(compile_kernels, chosen), 1):
-                    print(f"DeepGEMM compiles kernels: {num_done} of {len(chosen)} problems", flush=True)
-        ordinal, rounds = self.values.device, self.values.rounds
-        torch.cuda.set_device(ordinal)
-        stopwatch = CudaStopwatch(ordinal, "as_is")
-        self.rows().measure(
-            chosen,
-            functools.partial(
-                prepare, device=cuda_device(ordinal), walk=functools.partial(weight_walk.replay, stopwatch)
-            ),
-            functools.partial(time_calls, timer=DeviceTimer(ordinal, stopwatch), rounds=rounds),
-            judge=failures,
-            most_s=self.values.seconds_per_shape,
-            figures_as="device_us",
-        )
+                for num_done, refusals in enumerate(pool.map(compile_kernels, chosen), 1):
+                    said = "; ".join([f"{num_done} of {len(chosen)} problems", *refusals])
+                    print(f"DeepGEMM compiles kernels: {said}", flush=True)
+        self.measure_walks(chosen)
         self.report["summary"] = ratios(self.report["rows"])
+
+    def prepare(self, case: Row, device: Device, walk: Walk) -> Prepared:
+        return prepare(case, device, walk)
 
     def page(self) -> str:
         lines = document.heading(f"Block scales next to DeepGEMM {self.report['deep_gemm']}", self.report)
         lines += ["DeepGEMM's time, or ours with row-major scale_a, over ours; above 1 ours is faster.", ""]
-        header = ("kind", "m", "next to", "geometric mean", "least", "at", "problems")
-        table = [
-            (item["kind"], item["m"], item["peer"], f"{item['geomean']:.3f}", f"{item['least']:.3f}", item["least_at"],
-             item["num_problems"])
-            for item in self.report["summary"]
-        ]  # fmt: skip
-        return "\n".join([*lines, *document.table(header, table), ""])
+        table = [(item["kind"], item["m"], item["peer"], *cells(item)) for item in self.report["summary"]]
+        return "\n".join([*lines, *document.table(("kind", "m", "next to", *MEANS), table), ""])
 
     @classmethod
     def define_flags(cls) -> None:
         super().define_flags()
-        flags.DEFINE_integer("device", 0, "Number of the GPU.")
         flags.DEFINE_list("kinds", list(KINDS), f"Which of {', '.join(KINDS)}.")
         flags.register_validator(
             "kinds", set(KINDS).issuperset, f"--kinds must be of {', '.join(KINDS)}; name some of these"
         )
-        flags.DEFINE_integer("rounds", 9, "Timings of each call.", lower_bound=1)
-        flags.DEFINE_float("seconds", 120.0, "For the whole run; timing takes the rest.")
-        flags.DEFINE_float("seconds_per_shape", 1.0, "For timing one at most.")
         flags.DEFINE_integer(
             "compile_processes", 8, "Have DeepGEMM compile its kernels before; 0: at each first call.", lower_bound=0
         )

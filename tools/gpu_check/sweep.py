@@ -4,12 +4,11 @@
     fp8_block  block scales
     bf16       next to torch.mm
 
-Four weights each, two of which the wheel's table lacks. All m of a weight, and torch's calls, are timed interleaved: in
-a CUDA graph that calls with one copy of the weight after another (weight_walk.py). Values are first compared with
-float64, over an output of NaN.
+Four weights each, two of which the wheel's table lacks. All m of a weight, and torch's calls, are timed interleaved.
+Values are first compared with float64, over an output of NaN.
 
 Time should grow with m. A *dip* is how much longer an m takes than the fastest larger m, which a caller could pad to.
-experiment.py has the rest.
+walk_experiment.py has the rest.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,14 +24,14 @@ from absl import flags
 
 import stoneware as sw
 from stoneware.measuring import operands
-from stoneware.measuring.device_timer import DeviceTimer
+from stoneware.measuring.device_timer import Timing
 from stoneware.measuring.operands import Operands
-from stoneware.measuring.stopwatch import CudaStopwatch
-from stoneware.runtime.device import Device, cuda_device
+from stoneware.runtime.device import Device
 from stoneware.specs import spec_of, tolerance
-from tools.gpu_check import document, weight_walk
-from tools.gpu_check.checks import Check, failures
-from tools.gpu_check.experiment import Call, Experiment, Prepared, Row
+from tools.gpu_check import document
+from tools.gpu_check.checks import Check
+from tools.gpu_check.experiment import Call, Prepared, Row
+from tools.gpu_check.walk_experiment import MEANS, Walk, WalkExperiment, cells, copies_of, means
 
 OURS, ROW, TENSOR, MM = "stoneware", "torch, row scales", "torch, tensor scales", "torch.mm"
 
@@ -90,19 +88,17 @@ def expected_of(tensors: Operands, name: str) -> torch.Tensor:
     return result
 
 
-def prepare(case: Row, device: Device, ms: Sequence[int], walk: Callable[[Call], Call]) -> Prepared:
-    """The checks of a weight's calls at every m, and these calls, each with all copies of the weight.
+def prepare(case: Row, device: Device, ms: Sequence[int], walk: Walk) -> Prepared:
+    """The checks of a weight's calls at every m, and these calls.
 
     Args:
       ms: ascending.
-      walk: makes a CUDA graph of what a function launches.
     """
     op, options = SETS[case["set"]]
     problem = spec_of(op).make_problem(m=ms[-1], n=case["n"], k=case["k"], **options)
     tensors = operands.make(problem, "cpu" if device.kind == "cpu" else f"cuda:{device.ordinal}")
     weight, limit = tensors.b.mT, tolerance.on_gpu(problem.a_dtype, problem.out_dtype, problem.k)
-    num_copies = weight_walk.num_copies(weight.numel() * weight.element_size())
-    copies = [weight, *(weight.clone() for _ in range(num_copies - 1))]
+    copies = copies_of(weight)
     calls: dict[str, Call] = {}
     checks: dict[str, Row] = {}
     for name, call in calls_of(tensors).items():
@@ -115,33 +111,13 @@ def prepare(case: Row, device: Device, ms: Sequence[int], walk: Callable[[Call],
         largest = max(filter(None, check.errors.values()), default=None)
         checks[name] = {"is_right": not check.wrong, "detail": "; ".join(check.wrong), "largest_error": largest}
         if not check.wrong:
-            calls |= {_label(name, m): walk(functools.partial(_walk, call, m, copies)) for m in ms}
-    row = {"m": list(ms), "copies": num_copies, "checks": checks}
+            calls |= {_label(name, m): walk(functools.partial(call, m), copies) for m in ms}
+    row = {"m": list(ms), "copies": len(copies), "checks": checks}
     return row, calls if not checks[OURS]["detail"] else {}
-
-
-def _walk(call: Callable[[int, torch.Tensor], object], m: int, copies: Sequence[torch.Tensor]) -> None:
-    for weight in copies:
-        call(m, weight)
 
 
 def _label(name: str, m: int) -> str:
     return f"{name}, m={m}"
-
-
-def time_calls(calls: Mapping[str, Call], seconds: float, row: Row, timer: DeviceTimer, rounds: int) -> Row:
-    """Each call's median and spread in microseconds at every m."""
-    timings = weight_walk.time_walks(calls, timer, row["copies"], rounds=rounds, seconds=seconds)
-    result = {}
-    for name in row["checks"]:
-        of_call = [timings[_label(name, m)] for m in row["m"] if _label(name, m) in timings]
-        if of_call:
-            result[name] = {
-                "count": of_call[0].count,
-                "median_us": [round(timing.median_us, 3) for timing in of_call],
-                "spread_us": [round(timing.spread_us, 3) for timing in of_call],
-            }
-    return result
 
 
 def dips(ms: Sequence[int], times_us: Sequence[float]) -> list[tuple[float, int, int]]:
@@ -173,49 +149,38 @@ def summary_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
             ours = row["device_us"][OURS]["median_us"][idx]
             at = f"{m}x{row['n']}x{row['k']}"
             ratios.setdefault((row["set"], band), {})[at] = min(peer[idx] for peer in peers) / ours
-    speedups = [
-        {
-            "set": name, "band": band, "geomean": round(statistics.geometric_mean(found.values()), 4),
-            "least": round(min(found.values()), 4), "least_at": min(found, key=found.__getitem__),
-            "num_problems": len(found),
-        }
-        for (name, band), found in ratios.items()
-    ]  # fmt: skip
+    speedups = [{"set": name, "band": band, **means(group)} for (name, band), group in ratios.items()]
     return {"smoothness": smoothness, "speedups": speedups}
 
 
-class Sweep(Experiment):
+class Sweep(WalkExperiment):
     name = "sweep"
-
-    @property
-    def ordinal(self) -> int | None:
-        return self.values.device
-
-    @property
-    def seconds(self) -> float:
-        return self.values.seconds
 
     def settings(self) -> Row:
         return {name: getattr(self.values, name) for name in ("rounds", "first", "last", "step")}
 
     def measure(self) -> None:
-        ordinal, values = self.values.device, self.values
-        torch.cuda.set_device(ordinal)
-        stopwatch = CudaStopwatch(ordinal, "as_is")
-        self.rows().measure(
-            [{"set": name, "n": n, "k": k} for name, (n, k) in itertools.product(values.sets, WEIGHTS)],
-            functools.partial(
-                prepare,
-                device=cuda_device(ordinal),
-                ms=range(values.first, values.last + 1, values.step),
-                walk=functools.partial(weight_walk.replay, stopwatch),
-            ),
-            functools.partial(time_calls, timer=DeviceTimer(ordinal, stopwatch), rounds=values.rounds),
-            judge=failures,
-            most_s=values.seconds_per_weight,
-            figures_as="device_us",
+        self.measure_walks(
+            [{"set": name, "n": n, "k": k} for name, (n, k) in itertools.product(self.values.sets, WEIGHTS)]
         )
         self.report["summary"] = summary_of(self.report["rows"])
+
+    def prepare(self, case: Row, device: Device, walk: Walk) -> Prepared:
+        values = self.values
+        return prepare(case, device, range(values.first, values.last + 1, values.step), walk)
+
+    def figures(self, row: Row, timings: Mapping[str, Timing]) -> Row:
+        """Each call's median and spread in microseconds at every m."""
+        result = {}
+        for name in row["checks"]:
+            of_call = [timings[_label(name, m)] for m in row["m"] if _label(name, m) in timings]
+            if of_call:
+                result[name] = {
+                    "count": of_call[0].count,
+                    "median_us": [round(timing.median_us, 3) for timing in of_call],
+                    "spread_us": [round(timing.spread_us, 3) for timing in of_call],
+                }
+        return result
 
     def page(self) -> str:
         summary = self.report["summary"]
@@ -228,18 +193,13 @@ class Sweep(Experiment):
         ]  # fmt: skip
         lines += document.table(("set", "n x k", "largest dip", "at m", "than m", f"above {MOST_DIP:.0%}"), rows)
         lines += ["", "The fastest of torch's times over ours:", ""]
-        rows = [
-            (row["set"], row["band"], f"{row['geomean']:.3f}", f"{row['least']:.3f}", row["least_at"],
-             row["num_problems"])
-            for row in summary["speedups"]
-        ]  # fmt: skip
-        lines += document.table(("set", "m", "geometric mean", "least", "at", "problems"), rows)
+        rows = [(item["set"], item["band"], *cells(item)) for item in summary["speedups"]]
+        lines += document.table(("set", "m", *MEANS), rows)
         return "\n".join([*lines, ""])
 
     @classmethod
     def define_flags(cls) -> None:
         super().define_flags()
-        flags.DEFINE_integer("device", 0, "Number of the GPU.")
         flags.DEFINE_list("sets", list(SETS), f"Which of {', '.join(SETS)}.")
         flags.register_validator(
             "sets", set(SETS).issuperset, f"--sets must be of {', '.join(SETS)}; name some of these"
@@ -252,9 +212,6 @@ class Sweep(Experiment):
             lambda values: values["first"] < values["last"],
             "--first must be less than --last; a sweep has several m",
         )
-        flags.DEFINE_integer("rounds", 15, "Timings of each call.", lower_bound=1)
-        flags.DEFINE_float("seconds", 120.0, "For the whole run; timing takes the rest.")
-        flags.DEFINE_float("seconds_per_weight", 20.0, "For timing one at most.")
 
 
 if __name__ == "__main__":

@@ -8,16 +8,15 @@ still be in L2 from the call before. The gradient of a weight is written to memo
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from stoneware.kernels.config import Config
-from stoneware.measuring.device_timer import DeviceTimer, Timing
+from stoneware.measuring.device_timer import DeviceTimer
 from stoneware.measuring.stopwatch import Call, CudaStopwatch
 from stoneware.ops import operation_of
 from stoneware.ops.backend import Plan
@@ -110,32 +109,6 @@ class WalkStopwatch(CudaStopwatch):
 
     def capture(self, call: Call | None, num_pairs: int) -> None:
         """Has DeviceTimer keep to `time_call`: the calls are in graphs already."""
-
-
-def replay(stopwatch: CudaStopwatch, run: Call) -> Call:
-    """Replays a CUDA graph of what `run` launches: one call with each copy of the weight.
-
-    Raises:
-      RuntimeError: it cannot be captured.
-    """
-    graph = stopwatch.capture(run, 1)
-    if graph is None:
-        raise RuntimeError("the call cannot be captured in a CUDA graph")
-    return graph.replay
-
-
-def time_walks(
-    replays: Mapping[str, Call], timer: DeviceTimer, num_copies: int, *, rounds: int, seconds: float
-) -> dict[str, Timing]:
-    """Times replays of graphs, each of `num_copies` calls, against each other: what one call takes."""
-    # Without graphs of the timer's own: a replay cannot be captured.
-    timings = timer.time(replays, rounds=rounds, max_seconds=seconds, short_us=0)
-    return {
-        name: dataclasses.replace(
-            timing, median_us=timing.median_us / num_copies, spread_us=timing.spread_us / num_copies
-        )
-        for name, timing in timings.items()
-    }
 
 
 def main(run: Callable[..., int] = child.main) -> int:
