@@ -376,6 +376,19 @@ def test_stale_takes_no_shapes_and_the_flags_of_its_ops(measuring, package, own_
     assert code == exit_codes.USAGE and text in " ".join(err.split())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--scales", "rows"], "scales=rows must be among"),
+        (["--ops", "scaled", "--scales", "row"], "ops=scaled must be among"),
+    ],
+)
+def test_a_wrong_name_is_refused_before_a_gpu_is_needed(measuring, own_store, monkeypatch, capsys, arguments, text):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, _, err = tune(capsys, "--stale", *arguments)
+    assert code == exit_codes.USAGE and text in " ".join(err.split())
+
+
 def test_stale_needs_a_gpu(measuring, package, own_store, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     code, _, err = tune(capsys, "--stale")

@@ -181,10 +181,13 @@ def _check_takers(selection: Mapping[str, Any], flags: Mapping[str, Any]) -> Non
 
 def _stale_problems(flags: Mapping[str, Any], device: int | None) -> Sequence[Any]:
     refuse([name for name in _SHAPE_FLAGS if name in flags], "--stale takes the shapes of the tables")
-    selection = _selection(flags)
-    _check_takers(selection, flags)
+    from stoneware.measuring import workloads
     from stoneware.sessions import stale
 
+    selection = _selection(flags)
+    # Before a GPU is needed, like the flags of other problems.
+    workloads.problems(**selection, weights=())
+    _check_takers(selection, flags)
     return stale.problems(cuda_device(_ordinal(device)), **selection)
 
 
@@ -228,8 +231,8 @@ def _ordinal(device: int | None) -> int:
     """torch's number of the GPU that measures.
 
     Raises:
-      UnsupportedError: there is none.
-      ValueError: it is not the number of one.
+      UnsupportedError: torch finds no GPU.
+      ValueError: torch finds no GPU of this number.
     """
     import torch
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoneware.kernels.key import Key
-from stoneware.measuring import workloads
 from stoneware.runtime.device import Device
 from stoneware.specs import OPS, spec_of
 from stoneware.specs.problem import AnyProblem
@@ -22,10 +21,8 @@ def problems(device: Device, *, ops: Sequence[str] | None = None, **lists: Any) 
       lists: values of list flags of `stoneware tune`, such as scales=["row"]; a flag without any leaves none out.
 
     Raises:
-      ValueError: a name is unknown.
       TableError: a table or the manifest is damaged.
     """
-    workloads.problems(ops=ops, weights=(), **lists)  # checks the names
     store_table.bake_user_store()  # samples that are not baked yet have no list of their problems
     of_keys = (_problem_of(key, lists) for op in ops or OPS for key in sorted(_stale_keys(op, device)))
     return [problem for problem in of_keys if problem is not None]
