@@ -15,6 +15,7 @@ from small_samples import H200, UNKNOWN_GPU, VENDOR, bad_sample, key, ours, run,
 from stoneware.cli import exit_codes, main, tune_command
 from stoneware.runtime.device import Device
 from stoneware.sessions import session
+from stoneware.tuning import store_table
 from stoneware.tuning.store import Store
 
 SMALL = ours()
@@ -329,6 +330,12 @@ OLD = "cd" * 32
 """Digest of an earlier version of a kernel."""
 
 
+def store_baked(folder, samples, of_run=None) -> None:
+    store = Store(folder / "samples.sqlite3")
+    store.add(of_run or run(), samples)
+    store_table.bake(store.path)
+
+
 def stale_problems(measuring, capsys, *arguments) -> list[tuple[str, int]]:
     code, _, err = tune(capsys, "--stale", *arguments)
     assert code == exit_codes.OK, err
@@ -345,18 +352,24 @@ def test_stale_measures_what_the_tables_have_of_earlier_kernels_alone(measuring,
         sample(VENDOR, 5.0, m=128),  # is chosen, and has no code of ours
         sample(SMALL, 9.0, key=key(256, scales="tensor"), kernel_sha256=OLD),
     ]
-    Store(own_store / "samples.sqlite3").add(run(), older)
+    store_baked(own_store, older)
     assert stale_problems(measuring, capsys) == [("row", 64), ("tensor", 256)]
     assert stale_problems(measuring, capsys, "--ops", "scaled_mm", "--scales", "tensor") == [("tensor", 256)]
     assert stale_problems(measuring, capsys, "--ops", "matmul") == []
-    Store(own_store / "samples.sqlite3").add(run(), [sample(SMALL, 11.0, m=64)])
+    store_baked(own_store, [sample(SMALL, 11.0, m=64)])
     assert stale_problems(measuring, capsys) == [("tensor", 256)]
+
+
+def test_samples_that_other_ranks_store_meanwhile_do_not_change_the_list(measuring, package, own_store, capsys):
+    store_baked(own_store, [sample(SMALL, 11.0, m=64, kernel_sha256=OLD)])
+    Store(own_store / "samples.sqlite3").add(run(), [sample(SMALL, 11.0, m=64), sample(VENDOR, 12.0, m=64)])
+    assert stale_problems(measuring, capsys) == [("row", 64)]
 
 
 def test_stale_leaves_other_gpus_out(measuring, package, own_store, capsys):
     other = run("run-2", device=UNKNOWN_GPU)
     old = sample(SMALL, 11.0, m=64, kernel_sha256=OLD, run=other.id)
-    Store(own_store / "samples.sqlite3").add(other, [old])
+    store_baked(own_store, [old], other)
     assert stale_problems(measuring, capsys) == []
 
 

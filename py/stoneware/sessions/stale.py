@@ -9,11 +9,14 @@ from stoneware.kernels.key import Key
 from stoneware.runtime.device import Device
 from stoneware.specs import OPS, spec_of
 from stoneware.specs.problem import AnyProblem
-from stoneware.tuning import sources, store_table
+from stoneware.tuning import sources
 
 
 def problems(device: Device, *, ops: Sequence[str] | None = None, **lists: Any) -> list[AnyProblem]:
     """The problems that the tables have for this GPU only with an earlier version of the kernel that they choose.
+
+    Every rank of a job reads the same tables. Samples that are not baked yet do not count: a session skips what its
+    store has.
 
     Args:
       device: a GPU.
@@ -23,7 +26,6 @@ def problems(device: Device, *, ops: Sequence[str] | None = None, **lists: Any) 
     Raises:
       TableError: a table or the manifest is damaged.
     """
-    store_table.bake_user_store()  # samples that are not baked yet have no list of their problems
     of_keys = (_problem_of(key, lists) for op in ops or OPS for key in sorted(_stale_keys(op, device)))
     return [problem for problem in of_keys if problem is not None]
 
