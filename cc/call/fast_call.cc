@@ -80,8 +80,14 @@ PyObject* FastCall::Call(PyObject* const* arguments, Py_ssize_t num_arguments) {
   const SharedMade made = FindOrMake(arguments, views.data(), &key, &is_known);
   if (made == nullptr) return nullptr;
   const auto is_absent = [arguments](int position) { return arguments[position] == Py_None; };
-  const bool is_direct =
+  bool is_direct =
       made->direct.step && std::all_of(signature_.outs.begin(), signature_.outs.end(), is_absent);
+  // Autocast changes the dtypes of torch's functions, unless they write to out. A layer's calls have
+  // cast before.
+  if (is_direct && !signature_.is_layer && IsTrue(torch_.is_autocast_enabled()) != 0) {
+    PyErr_Clear();
+    is_direct = false;
+  }
   // What is direct in a layer is a node of autograd, whose own calls are native.
   const bool reads_memory = !is_direct || signature_.is_layer;
   if (reads_memory && HasNegated(arguments, views.data())) return call_slow();

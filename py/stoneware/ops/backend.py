@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from typing import Any, NamedTuple, Protocol, TypeGuard, TypeVar, cast
+
+import torch
 
 from stoneware.kernels.config import REFERENCE, VENDOR, Config
 from stoneware.kernels.manifest import KernelRecord
@@ -118,4 +121,25 @@ class TorchBackend(Backend):
 
 def reference(make_plan: Callable[[Any], Plan]) -> TorchBackend:
     """The backend in plain torch, on any device: accurate, but slow; in float32."""
-    return TorchBackend(Config(backend=REFERENCE, kernel="torch.matmul_float32"), make_plan)
+
+    def make(problem: Any) -> Plan:
+        return without_autocast(make_plan(problem))
+
+    return TorchBackend(Config(backend=REFERENCE, kernel="torch.matmul_float32"), make)
+
+
+Run = TypeVar("Run", bound=Callable[..., Any])
+
+
+def without_autocast(run: Run) -> Run:
+    """Decorates a function whose first argument is a tensor: torch.autocast does not change the dtypes of its
+    matmuls."""
+
+    @functools.wraps(run)
+    def plain(first: torch.Tensor, *others: Any) -> Any:
+        if not torch.is_autocast_enabled(first.device.type):
+            return run(first, *others)
+        with torch.autocast(first.device.type, enabled=False):
+            return run(first, *others)
+
+    return cast(Run, plain)

@@ -17,6 +17,7 @@ import torch
 
 from stoneware.kernels.config import REFERENCE
 from stoneware.ops import registration
+from stoneware.ops.backend import without_autocast
 from stoneware.specs.problem import UNIT_BYTES
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def _groups_of(offs: torch.Tensor) -> Iterator[tuple[int, slice]]:
     return enumerate(itertools.starmap(slice, itertools.pairwise([0, *offs.tolist()])))
 
 
+@without_autocast
 def _rows(x: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, backend: str | None) -> torch.Tensor:
     if _is_for_torch(x, offs, backend):
         out = torch._grouped_mm(_align(x), _align(b), offs=offs)
@@ -54,6 +56,7 @@ def _rows(x: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, backend: str | N
     return out
 
 
+@without_autocast
 def _groups(x: torch.Tensor, y: torch.Tensor, offs: torch.Tensor, backend: str | None) -> torch.Tensor:
     if _is_for_torch(x, offs, backend):
         return torch._grouped_mm(_align(x).t(), _align(y), offs=offs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from stoneware.ops.backend import TorchBackend
+from stoneware.ops.backend import TorchBackend, without_autocast
 from stoneware.runtime.device import Device
 from stoneware.specs.grouped_mm import VENDOR
 from stoneware.specs.grouped_mm_problem import Problem
@@ -23,6 +23,7 @@ class _Vendor(TorchBackend):
         return None
 
 
+@without_autocast
 def _run(
     a: torch.Tensor,
     b: torch.Tensor,
