@@ -179,8 +179,8 @@ def test_bf16_has_a_second_derivative_and_fp8_refuses_it():
     assert_near(found[0], [one.double() for one in found[1]], 0.1)
     operand = x.clone().requires_grad_()
     y = trained_swiglu.call(operand, *tensors, None, "rowwise")
-    (dx,) = torch.autograd.grad(y.square().sum(), operand, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    (dx,) = torch.autograd.grad(y.sum(), operand, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiable once"):
         dx.sum().backward()
 
 

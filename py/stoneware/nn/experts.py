@@ -6,13 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from stoneware.nn import main_grad
 from stoneware.nn.arguments import autocast_dtype, check_x
 from stoneware.nn.inference import FP8, KeepsFloat8, frozen_parameter
 from stoneware.nn.recipes import UNIT
-from stoneware.ops.backward import in_state_of_call
+from stoneware.ops.backward import differentiable_once, in_state_of_call
 from stoneware.ops.grouped_mm.api import grouped_mm
 from stoneware.quantizing.api import quantize
 from stoneware.tuning import policy
@@ -196,7 +195,7 @@ class _FrozenMatmul(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     @in_state_of_call
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """dy @ weight[expert]. A scale of the weight's rows is along the summed dimension, so it goes into dy, relative

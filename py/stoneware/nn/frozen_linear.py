@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from stoneware.nn import steps
 from stoneware.nn.arguments import FLOATS, check_x
 from stoneware.nn.recipes import RECIPES, Cast, check_is_built
 from stoneware.nn.steps import Op, Step, Steps, rows_of
-from stoneware.ops.backward import in_state_of_call
+from stoneware.ops.backward import differentiable_once, in_state_of_call
 from stoneware.ops.native_call import Output, dense
 from stoneware.quantizing import fused
 from stoneware.tuning import policy
@@ -209,7 +208,7 @@ class _Linear(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     @in_state_of_call
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         weight, scale = ctx.saved_tensors

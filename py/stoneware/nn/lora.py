@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from stoneware.nn import frozen_linear
 from stoneware.nn.arguments import autocast_dtype, has_hooks, is_distributed
 from stoneware.nn.inference import Float8InferenceLinear
 from stoneware.nn.recipes import check_is_built
 from stoneware.nn.steps import rows_of
-from stoneware.ops.backward import in_state_of_call
+from stoneware.ops.backward import differentiable_once, in_state_of_call
 from stoneware.tuning import policy
 
 
@@ -104,12 +103,13 @@ class _LoraFunction(torch.autograd.Function):
             narrow *= scaling
         rows_of(y).addmm_(narrow, b.t())
         needs_a, needs_b = ctx.needs_input_grad[4:6]
-        ctx.save_for_backward(x if needs_a else None, narrow if needs_b else None, weight, scale, a, b)
+        # grad_b depends on x too, for which no second derivative is computed.
+        ctx.save_for_backward(x if needs_a or needs_b else None, narrow if needs_b else None, weight, scale, a, b)
         ctx.scaling, ctx.recipe = scaling, recipe
         return y
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     @in_state_of_call
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, narrow, weight, scale, a, b = ctx.saved_tensors

@@ -21,7 +21,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from stoneware.nn import frozen_linear, steps, traced_linear, trained_steps
 from stoneware.nn.arguments import BITS_16, FLOATS, autocast, check, is_distributed
@@ -30,7 +29,7 @@ from stoneware.nn.recipes import BF16, RECIPES, UNIT, check_is_built, why_not
 from stoneware.nn.steps import Matmul, Steps, rows_of
 from stoneware.ops import native_call
 from stoneware.ops.backend import is_torch_plan
-from stoneware.ops.backward import in_state_of_call
+from stoneware.ops.backward import differentiable_once, in_state_of_call
 from stoneware.ops.matmul.api import matmul
 from stoneware.tuning import policy
 
@@ -127,7 +126,7 @@ class _Linear(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     @in_state_of_call
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, *shared = ctx.saved_tensors
@@ -189,7 +188,7 @@ class _KnownLinear(torch.autograd.Function):
         kind = ctx.kind
         gradients: Gradients = _known_gradients
         if torch.is_grad_enabled():  # create_graph=True
-            gradients = _differentiable_gradients if kind.recipe == BF16 else once_differentiable(_known_gradients)
+            gradients = _differentiable_gradients if kind.recipe == BF16 else differentiable_once(_known_gradients)
         result: tuple[torch.Tensor | None, ...] = policy.run_in(kind.state, gradients, ctx, dy)
         return result
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from stoneware.nn import steps
 from stoneware.nn.arguments import BITS_16, check_x
@@ -18,6 +17,7 @@ from stoneware.nn.gathered_weight import GatheredWeight
 from stoneware.nn.recipes import RECIPES, UNIT, why_not
 from stoneware.nn.steps import Step, Steps
 from stoneware.ops import native_call, tensor_checks
+from stoneware.ops.backward import differentiable_once
 from stoneware.quantizing import kernels
 from stoneware.tuning import policy
 
@@ -118,7 +118,5 @@ def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
 def backward(state: Any, gradients: Callable[..., Any], ctx: Any, *dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     """gradients(ctx, *dy) in the state of the forward call; a second derivative is refused."""
-    if torch.is_grad_enabled():  # create_graph=True
-        gradients = once_differentiable(gradients)
-    results: tuple[torch.Tensor | None, ...] = policy.run_in(state, gradients, ctx, *dy)
+    results: tuple[torch.Tensor | None, ...] = policy.run_in(state, differentiable_once(gradients), ctx, *dy)
     return results

@@ -14,7 +14,7 @@ import functools
 import importlib
 import itertools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 
@@ -51,6 +51,62 @@ def in_state_of_call(backward: Backward) -> Backward:
         return policy.run_in(ctx.state, backward, ctx, *gradients)
 
     return run
+
+
+def differentiable_once(backward: Backward) -> Backward:
+    """Decorates a `backward(ctx, *gradients)` whose own gradients are refused: see `refuse_second`.
+
+    Not torch's once_differentiable, which does not see that a gradient depends on the saved tensors too.
+    """
+
+    @functools.wraps(backward)
+    def run(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        if torch.compiler.is_dynamo_compiling() or not torch.is_grad_enabled():
+            return backward(ctx, *gradients)
+        unpacked = _Unpacked(ctx)
+        with torch.no_grad():
+            results = backward(unpacked, *gradients)
+        return refuse_second(results, (*gradients, *unpacked.saved_tensors))
+
+    return cast(Backward, run)
+
+
+class _Unpacked:
+    """A ctx whose saved tensors are read once, as a checkpoint demands."""
+
+    def __init__(self, ctx: Any) -> None:
+        self._ctx, self.saved_tensors = ctx, ctx.saved_tensors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+
+def refuse_second(results: Tensors, origins: Tensors) -> Tensors:
+    """The results of a backward, which have no gradients themselves: where one is needed, an error is raised.
+
+    Args:
+      results: new tensors.
+      origins: what they depend on.
+    """
+    origins = tuple(origin for origin in origins if origin is not None and origin.requires_grad)
+    if not origins or not torch.is_grad_enabled():  # without create_graph=True
+        return results
+    refused: Tensors = _WithoutGradient.apply(results, *origins)
+    return refused
+
+
+class _WithoutGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, results: Tensors, *origins: torch.Tensor) -> Tensors:
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> NoReturn:
+        raise RuntimeError(
+            "the gradients of fp8 layers, of blocks that run as one, of layers with fuse_wgrad_accumulation and of "
+            "calls with an epilogue are differentiable once, but create_graph=True asks for a second derivative; use "
+            "torch's layers, or calls without an epilogue, where it is needed"
+        )
 
 
 class _AutogradCall(torch.autograd.Function):

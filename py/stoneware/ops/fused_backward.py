@@ -30,7 +30,7 @@ class Trained(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @backward.differentiable_once
     @backward.in_state_of_call
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         calls = ctx.calls
@@ -41,7 +41,7 @@ class Trained(torch.autograd.Function):
         with torch.enable_grad():
             acc = sums.float().requires_grad_()
             leaves = [one.detach().requires_grad_(need) for one, need in zip(inputs, needs_inputs)]
-            returned = calls.function(acc, *leaves)
+            returned = calls.function(acc.clone(), *leaves)  # a function may change it in place, but not a leaf
             results = returned if isinstance(returned, (tuple, list)) else (returned,)
             pairs = [
                 (result, grad) for result, grad in zip(results, grads) if grad is not None and result.requires_grad
