@@ -174,3 +174,23 @@ def test_a_weight_that_is_gathered_in_fp8_is_refused():
     nn.gather_in_fp8(model)
     with pytest.raises(ValueError, match="weight must be a plain tensor on one rank, not ShardedWeight; give each"):
         model(torch.randn(32, K).bfloat16())
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_a_gradient_of_x_alone_adds_nothing(name, is_backward):
+    layer, x = with_buffer(LAYERS[name]()), torch.randn(32, K).bfloat16().requires_grad_()
+    before, y = layer.weight.main_grad.clone(), layer(x).sum()
+    if is_backward:
+        y.backward(inputs=[x])
+    else:
+        torch.autograd.grad(y, x)
+    assert torch.equal(layer.weight.main_grad, before)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_second_derivative_is_refused(name):
+    layer, x = with_buffer(LAYERS[name]()), torch.randn(32, K).bfloat16().requires_grad_()
+    (dx,) = torch.autograd.grad(layer(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        dx.sum().backward()

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from stoneware.nn.arguments import BITS_16, FLOATS, is_distributed
-from stoneware.ops.backward import in_state_of_call
+from stoneware.ops.backward import in_state_of_call, refuse_second
 from stoneware.ops.matmul.api import matmul
 from stoneware.tuning import policy
 
@@ -40,7 +39,7 @@ def linear(compute: Compute, x: torch.Tensor, parameter: torch.Tensor, *, is_qua
     if is_quantized:
         return compute(with_main_grad(parameter))
     _check(parameter)
-    return _Accumulate.apply(compute(parameter.detach()), x.detach(), parameter, parameter)
+    return _accumulate(compute(parameter.detach()), x.detach(), parameter)
 
 
 def with_main_grad(parameter: torch.Tensor) -> torch.Tensor:
@@ -54,7 +53,7 @@ def with_main_grad(parameter: torch.Tensor) -> torch.Tensor:
       TypeError: its dtype is not allowed for parameters.
     """
     _check(parameter)
-    return _Accumulate.apply(parameter.detach(), None, parameter, parameter)
+    return _accumulate(parameter.detach(), None, parameter)
 
 
 # Like torch.compiler.disable, which would import all of Dynamo: the backward writes to memory outside of the graph.
@@ -100,15 +99,28 @@ class _Accumulate(torch.autograd.Function):
         return y.view_as(y)
 
     @staticmethod
-    @once_differentiable
     @in_state_of_call
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Any) -> tuple[torch.Tensor | None, ...]:
         (x,) = ctx.saved_tensors
-        if x is None:
-            ctx.parameter.main_grad.add_(gradient)
-        else:
-            _add_matmul(ctx.parameter.main_grad, gradient, x)
-        return gradient, None, _placeholder(ctx.parameter), None
+        placeholder = None
+        *_, (of_weight, _), _ = ctx.next_functions
+        # Not where only other gradients are asked for, as by torch.autograd.grad(y, x).
+        if torch._C._will_engine_execute_node(of_weight):
+            with torch.no_grad():
+                if x is None:
+                    ctx.parameter.main_grad.add_(gradient)
+                else:
+                    _add_matmul(ctx.parameter.main_grad, gradient, x)
+            placeholder = _placeholder(ctx.parameter)
+        if torch.is_grad_enabled():  # create_graph=True; what follows depends on the weight, which y has detached
+            (gradient,) = refuse_second((gradient.detach(),), (gradient, ctx.parameter))
+        return gradient, None, placeholder, None
+
+
+def _accumulate(y: torch.Tensor, x: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor:
+    # A view has a node, of which torch tells whether it will run; it does not always tell that of a leaf.
+    result: torch.Tensor = _Accumulate.apply(y, x, parameter.view_as(parameter), parameter)
+    return result
 
 
 def _add_matmul(main_grad: torch.Tensor, gradient: torch.Tensor, x: torch.Tensor) -> None:

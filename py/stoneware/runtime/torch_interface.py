@@ -45,6 +45,8 @@ PRIVATE = (
     "_scaled_grouped_mm",
     "_scaled_mm",
     "_scaled_mm_v2",
+    # Gradients that are added to a buffer (nn/main_grad.py).
+    "_C._will_engine_execute_node",
     # Layers (nn/), and the timer (measuring/stopwatch.py).
     "_foreach_copy_",
     "_foreach_norm",
