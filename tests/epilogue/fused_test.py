@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch.nn import functional
@@ -96,8 +99,90 @@ def test_gradients_are_differentiable_once(tensors):
     a, w, *_ = tensors
     a.requires_grad_()
     (grad,) = torch.autograd.grad(sw.matmul(a, w.t(), epilogue=torch.sigmoid).sum(), a, create_graph=True)
-    with pytest.raises(RuntimeError, match="does not require grad"):
+    with pytest.raises(RuntimeError, match="differentiable once"):
         grad.sum().backward()
+
+
+def test_gradients_are_right_of_a_function_that_changes_acc_in_place(tensors):
+    def in_place(acc):
+        with torch.no_grad():
+            acc.mul_(2)
+        return acc * acc
+
+    a, w, *_ = tensors
+    a.requires_grad_()
+    (found,) = torch.autograd.grad(sw.matmul(a, w.t(), epilogue=in_place).sum(), a)
+    acc = a.detach().double() @ w.double().t()
+    reference = (4 * acc) @ w.double()  # the gradient of acc * acc at twice the sums
+    assert (found.double() - reference).norm() / reference.norm() < 0.01
+
+
+def test_a_tensor_that_needs_a_gradient_is_an_input(tensors):
+    a, w, *_ = tensors
+    learned = torch.nn.Parameter(torch.tensor(2.0))
+    with pytest.raises(UnsupportedError, match=r"requires_grad=True as arguments, .* pass it in inputs="):
+        sw.matmul(a, w.t(), epilogue=lambda acc: acc * learned)
+    assert torch.equal(
+        sw.matmul(a, w.t(), epilogue=lambda acc: acc * learned.detach()),
+        sw.matmul(a, w.t(), epilogue=lambda acc: acc * 2.0),
+    )
+
+
+def test_each_result_has_memory_of_its_own(tensors):
+    a, w, r, _ = tensors
+
+    def epilogue(acc, r):
+        return acc, r, acc, r.view(M, N)
+
+    before = r.clone()
+    results = sw.matmul(a, w.t(), epilogue=epilogue, inputs=(r,), out_dtype=torch.float32)
+    assert len({result.data_ptr() for result in (*results, r)}) == 5
+    results[1].zero_()
+    assert torch.equal(r, before) and torch.equal(results[3], before)
+
+
+class Pair(NamedTuple):
+    first: float
+    second: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    name: str
+    value: float = dataclasses.field(compare=False)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "read"),
+    [
+        (0.0, -0.0, lambda value: value),
+        ((1, (0.0,)), (1, (-0.0,)), lambda value: value[1][0]),
+        (Scale("a", 0.0), Scale("a", -0.0), lambda value: value.value),
+        (Pair(1.0, 0.0), Pair(1.0, -0.0), lambda value: value.second),
+    ],
+)
+def test_functions_that_read_equal_objects_of_other_values_are_two(one, other, read, tensors):
+    a, w, *_ = tensors
+
+    def result(value):
+        return sw.matmul(a, w.t(), epilogue=lambda acc: torch.copysign(acc, read(value)))
+
+    assert (result(one) >= 0).all() and (result(other) <= 0).all()
+
+
+def test_a_method_is_the_same_function_at_each_call(tensors):
+    class Layer:
+        scale = 2.0
+
+        def epilogue(self, acc):
+            return acc * self.scale
+
+    a, w, *_ = tensors
+    layer = Layer()
+    sw.matmul(a, w.t(), epilogue=layer.epilogue)
+    count = len(_PLANS.fused)
+    sw.matmul(a, w.t(), epilogue=layer.epilogue)
+    assert len(_PLANS.fused) == count
 
 
 def test_compiled_and_vectorized_calls_are_right(tensors):

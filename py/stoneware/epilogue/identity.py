@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import numbers
 import types
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from stoneware.errors import quoted
 
@@ -23,9 +26,17 @@ def identity(function: Callable[..., Any]) -> Any:
 
 
 def _key(value: Any, keys: dict[types.FunctionType, Any]) -> Any:
-    """A value itself, or the key of a function. `keys` has those that are known."""
+    """What tells a value from others. Numbers, strings and torch's dtypes have keys of their values, tuples those of
+    their elements. Another object is its own key, since an equal one may hold other values. `keys` has the functions
+    that are known."""
+    if type(value) is tuple:
+        return tuple((type(one), _key(one, keys)) for one in value)
+    if isinstance(value, numbers.Number):
+        return repr(value)  # tells -0.0 from 0.0, and nan is nan
+    if type(value) is types.MethodType:
+        return _key(value.__func__, keys), _Same(value.__self__)
     if not _has_key(value):
-        return value
+        return value if type(value) in _VALUES or not _is_hashable(value) else _Same(value)
     if value in keys:
         return keys[value]
     keys[value] = value  # for a function that reads itself
@@ -42,6 +53,23 @@ def _key(value: Any, keys: dict[types.FunctionType, Any]) -> Any:
         key = value, tuple(part for part in parts if _is_hashable(part))
     keys[value] = key
     return key
+
+
+_VALUES = (str, bytes, torch.dtype, torch.device, torch.Size)
+"""Types whose equal objects are alike."""
+
+
+class _Same:
+    """An object that is equal to itself alone."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Same and self._value is other._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
 
 
 def frozen(function: Callable[..., Any]) -> Callable[..., Any]:

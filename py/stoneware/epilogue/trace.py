@@ -227,6 +227,11 @@ class _Frames:
                 )
             return self.resolved(value)
         if isinstance(value, torch.Tensor):
+            if value.requires_grad:
+                raise UnsupportedError(
+                    f"an epilogue must get its tensors with requires_grad=True as arguments, but {name} reads one of "
+                    f"shape {list(value.shape)} that it does not get; pass it in inputs=, or its .detach()"
+                )
             if value.ndim == 0 and value.device.type == "cpu":
                 return Constant(float(value))
             raise UnsupportedError(

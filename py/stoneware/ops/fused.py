@@ -405,15 +405,26 @@ def _unfused(
     acc = run(*_with_float32(tensors, plans), None, *_wide(spec, objects)).float()
     returned = function(acc, *inputs)
     of_elements = tuple(shape), (*shape[:-1], shape[-1] // 2)
-
-    def stored(result: torch.Tensor) -> torch.Tensor:
+    is_tuple = isinstance(returned, (tuple, list))
+    results: list[torch.Tensor] = []
+    for result in returned if is_tuple else (returned,):
         if tuple(result.shape) not in of_elements:  # the maximum of each row
-            return result.float()
-        return result.to(dtype) if result.dtype == torch.float32 else result
+            result = result.float()
+        elif result.dtype == torch.float32:
+            result = result.to(dtype)
+        # A fused call gives each result memory of its own.
+        results.append(result.clone() if _shares_memory(result, (*inputs, *results)) else result)
+    return tuple(results) if is_tuple else results[0]
 
-    if isinstance(returned, (tuple, list)):
-        return tuple(map(stored, returned))
-    return stored(returned)
+
+def _shares_memory(result: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
+    """Whether one of the others has the same memory; in a trace, whether it is one of them."""
+    if any(result is other for other in others):
+        return True
+    if _is_compiling() or tensor_checks.is_traced((result, *others)):
+        return False
+    address = result.untyped_storage().data_ptr()
+    return any(address == other.untyped_storage().data_ptr() for other in others)
 
 
 def _with_float32(tensors: Sequence[Any], plans: OpPlans) -> list[Any]:

@@ -82,9 +82,10 @@ def with_sums(function: Epilogue, dtype: torch.dtype) -> Epilogue:
     """The epilogue of a call that needs gradients: the sums in 16 bits are its last result."""
 
     def both(acc: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        sums = acc.to(dtype)  # before the function, which may change acc in place
         returned = function(acc, *inputs)
         results = returned if isinstance(returned, (tuple, list)) else (returned,)
-        return (*results, acc.to(dtype))
+        return (*results, sums)
 
     return both
 
