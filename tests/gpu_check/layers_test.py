@@ -218,7 +218,8 @@ def test_the_part_train_has_losses_and_times(tmp_path, monkeypatch):
 
 def test_the_part_host_compares_calls_and_layers(tmp_path):
     page = page_of_part("host", tmp_path)
-    assert "| matmul | stoneware |" in page and "| layer with a bias | stoneware blockwise |" in page
+    assert "| matmul | stoneware |" in page and "| row scales and block scales | block scales, stoneware |" in page
+    assert "| layer with a bias | stoneware blockwise |" in page
 
 
 @NEEDS_TRANSFORMERS

@@ -22,6 +22,9 @@ SIZE = 512
 """Of all dimensions: the GPU takes less time than the host."""
 
 VENDOR, OURS = "stoneware, torch's kernel", "stoneware"
+ROW, BLOCK = "row scales", "block scales"
+CALLS = {"matmul": ("matmul",), ROW: (ROW,), BLOCK: (BLOCK,), f"{ROW} and {BLOCK}": (ROW, BLOCK)}
+"""Case -> the kinds of calls that are timed against each other."""
 
 _LIMIT = 0.08
 """Relative error of a result against torch's, bf16 or of the fp8 recipes."""
@@ -46,7 +49,7 @@ class Enqueue(Clock):
 
 def measure(part: Part, sizes: Sizes, clock: Clock) -> None:
     """A row of each call, and of a layer's forward and backward."""
-    cases = [{"call": name} for name in ("matmul", "row scales", "block scales", "layer", "layer with a bias")]
+    cases = [{"call": name} for name in (*CALLS, "layer", "layer with a bias")]
 
     def prepare(case: Row) -> Prepared:
         return (_layers if case["call"].startswith("layer") else _calls)(case["call"], clock.device)
@@ -55,9 +58,17 @@ def measure(part: Part, sizes: Sizes, clock: Clock) -> None:
     part.measure(cases, prepare, timing(Enqueue(clock), sizes.rounds), judge=failures, most_s=_MOST_SECONDS)
 
 
-def _calls(name: str, device: torch.device) -> Prepared:
+def _calls(case: str, device: torch.device) -> Prepared:
     a, weight = (torch.randn(SIZE, SIZE, device=device).bfloat16() for _ in range(2))
-    is_cuda = device.type == "cuda"
+    kinds = {name: _calls_of(name, a, weight) for name in CALLS[case]}
+    calls = {
+        name if len(kinds) == 1 else f"{kind}, {name}": call for kind, by in kinds.items() for name, call in by.items()
+    }
+    return _checked(calls, a.double() @ weight.double().t())
+
+
+def _calls_of(name: str, a: torch.Tensor, weight: torch.Tensor) -> dict[str, Call]:
+    is_cuda = a.is_cuda
     # As code has these calls: functools.partial would join keywords at each of them.
     calls: dict[str, Call] = {}
     if name == "matmul":
@@ -67,11 +78,11 @@ def _calls(name: str, device: torch.device) -> Prepared:
         if is_cuda:
             calls[VENDOR] = lambda: sw.matmul(a, b, backend="vendor")
     else:
-        of_a, of_weight = ("row", "row") if name == "row scales" else ("block", "block_2d")
+        of_a, of_weight = ("row", "row") if name == ROW else ("block", "block_2d")
         a8, scale_a = sw.quantize(a, of_a)
         w8, scale_w = sw.quantize(weight, of_weight)
         b8, scale_b = w8.t(), scale_w.t()
-        if is_cuda and name == "row scales":  # torch has row and block scales there alone
+        if is_cuda and name == ROW:  # torch has row and block scales there alone
             calls[TORCH] = lambda: torch._scaled_mm(
                 a8, b8, scale_a, scale_b, out_dtype=torch.bfloat16, use_fast_accum=True
             )
@@ -83,7 +94,7 @@ def _calls(name: str, device: torch.device) -> Prepared:
         calls[OURS] = lambda: sw.scaled_mm(a8, b8, scale_a, scale_b)
         if is_cuda:
             calls[VENDOR] = lambda: sw.scaled_mm(a8, b8, scale_a, scale_b, backend="vendor")
-    return _checked(calls, a.double() @ weight.double().t())
+    return calls
 
 
 def _layers(name: str, device: torch.device) -> Prepared:
