@@ -234,19 +234,25 @@ def test_a_layer_or_an_activation_that_is_replaced_later_counts():
     assert not torch.equal(model(x), wanted)
 
 
-def test_parametrized_and_accumulating_layers_run_their_own_code():
-    model, done = converted("rowwise", fuse_wgrad_accumulation=True)
+def test_accumulating_layers_run_their_own_code():
+    _, done = converted("rowwise", fuse_wgrad_accumulation=True)
     assert not done.blocks
+
+
+@pytest.mark.parametrize("was_called", [False, True])
+@pytest.mark.parametrize("name", ["gate_proj", "up_proj", "down_proj"])
+def test_parametrized_layers_run_their_own_code(name, was_called):
+    class Twice(torch.nn.Module):
+        def forward(self, weight):
+            return 2 * weight
+
     model, _ = converted("rowwise")
     x = torch.randn(16, K).bfloat16()
-    wanted = model(x)
-
-    class Negative(torch.nn.Module):
-        def forward(self, weight):
-            return -weight
-
-    torch.nn.utils.parametrize.register_parametrization(model[0].down_proj, "weight", Negative())
-    assert torch.equal(model(x), -wanted)
+    if was_called:
+        model(x)
+    torch.nn.utils.parametrize.register_parametrization(model[0].get_submodule(name), "weight", Twice())
+    block = model[0]
+    assert torch.equal(block(x), block.down_proj(block.act_fn(block.gate_proj(x)) * block.up_proj(x)))
 
 
 def test_undo_gives_the_block_its_own_class_and_code():

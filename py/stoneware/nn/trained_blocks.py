@@ -67,7 +67,7 @@ class TrainedSwiGLU(FusedBlock):
         ):
             return super().forward(*args, **kwargs)
         gate, up, down = (None if parameters is None else parameters.get("weight") for parameters in state.parameters)
-        if gate is None or down is None:  # parametrized
+        if gate is None or down is None or (up is None) != (state.parameters[1] is None):  # parametrized
             return super().forward(*args, **kwargs)
         return trained_swiglu.call(args[0], gate, up, down, None, state.recipe)
 
