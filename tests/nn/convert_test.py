@@ -262,6 +262,20 @@ def test_experts_are_swapped_and_put_back(recipe, is_training, kind, limit):
         assert all(weights[name] is now for name, now in model.named_parameters())
 
 
+@pytest.mark.parametrize(("recipe", "frozen"), [("bf16", False), ("rowwise", False), ("rowwise", True)])
+def test_experts_run_under_autocast_in_float16(recipe, frozen):
+    model = Sparse().bfloat16()
+    x = torch.randn(9, 64).half().requires_grad_()
+    with torch.autocast("cpu", torch.float16):
+        expected = model(x)
+        nn.convert(model, recipe, frozen=frozen)
+        found = model(x)
+        found.sum().backward()
+    assert found.dtype == expected.dtype
+    assert (found - expected).norm() < 0.08 * expected.norm()
+    assert x.grad.any()
+
+
 @pytest.mark.parametrize("options", [{}, {"strict": False}, {"assign": True}])
 def test_a_16_bit_checkpoint_of_experts_is_quantized_when_it_is_loaded(options):
     model, other = (Sparse().bfloat16().eval() for _ in range(2))

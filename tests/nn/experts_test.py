@@ -45,6 +45,17 @@ def test_experts_under_autocast_and_frozen_ones_from_a_checkpoint():
         assert error(found, expected.detach()) < 2 * FP8_ERROR
 
 
+def test_frozen_experts_take_float16_and_others_state_the_dtype_of_autocast():
+    layer = nn.Experts(4, 64, 96, dtype=torch.bfloat16)
+    x, chosen, weights = torch.randn(9, 64), torch.randint(4, (9, 2)), torch.rand(9, 2)
+    expected = layer(x.bfloat16(), chosen, weights).detach()
+    with torch.autocast("cpu", torch.float16):
+        found = nn.Float8InferenceExperts.from_experts(layer)(x, chosen, weights)
+        assert found.dtype == torch.float16 and error(found, expected) < 2 * FP8_ERROR
+        with pytest.raises(TypeError, match="under torch.autocast, with dtype=torch.bfloat16"):
+            layer(x, chosen, weights)
+
+
 @pytest.mark.parametrize("counts", [[0, 5, 0, 16], [0, 0, 0, 0], [21, 0, 0, 0]])
 def test_experts_without_tokens_have_gradients_of_zeros(counts):
     layer = nn.Experts(4, 64, 96, dtype=torch.bfloat16)

@@ -25,7 +25,7 @@ def check_x(x: torch.Tensor, in_features: int, dtypes: Sequence[torch.dtype]) ->
     if x.dtype not in dtypes:
         raise TypeError(
             f"x.dtype={x.dtype} must be {_either(dtypes)} for this layer; cast it with x.to({dtypes[0]}), or call the "
-            "layer under torch.autocast"
+            f"layer under torch.autocast, with dtype={dtypes[0]}"
         )
     if x.ndim == 0 or x.shape[-1] != in_features:
         raise ValueError(f"x.shape={list(x.shape)} must end with in_features={in_features}; reshape or pad x")

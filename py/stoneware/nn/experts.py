@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from stoneware.nn import main_grad
-from stoneware.nn.arguments import autocast_dtype, check_x
+from stoneware.nn.arguments import BITS_16, autocast_dtype, check_x
 from stoneware.nn.inference import FP8, KeepsFloat8, frozen_parameter
 from stoneware.nn.recipes import UNIT
 from stoneware.ops.backward import differentiable_once, in_state_of_call
@@ -105,6 +105,7 @@ class Experts(torch.nn.Module):
       device, dtype: of the parameters, bfloat16 to be called.
 
     Attributes:
+      dtypes: the dtypes that x may have.
       gate_up_proj: [num_experts, 2 * intermediate_size, hidden_size], gate first.
       down_proj: [num_experts, hidden_size, intermediate_size]; named like in transformers.
       fuse_wgrad_accumulation: whether the gradients of both are added to their `main_grad`, like that of `Linear`.
@@ -120,6 +121,7 @@ class Experts(torch.nn.Module):
       TypeError, ValueError: a size that breaks its rule, or a dtype or a shape that does not fit.
     """
 
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.bfloat16,)
     fuse_wgrad_accumulation = False
 
     def __init__(
@@ -159,7 +161,7 @@ class Experts(torch.nn.Module):
 
     def _check(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> None:
         num_experts, hidden_size, _ = self.down_proj.shape
-        check_x(x, hidden_size, (torch.bfloat16,))
+        check_x(x, hidden_size, self.dtypes)
         check_routing(x, experts, weights, num_experts)
 
     def matmul(self, rows: torch.Tensor, name: str, offs: torch.Tensor) -> torch.Tensor:
@@ -230,7 +232,7 @@ def frozen_matmul(rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor,
 
 class Float8InferenceExperts(KeepsFloat8, Experts):
     """`Experts` with frozen fp8 weights, a scale for each row of a weight and of x. A weight of `Experts`' checkpoint
-    is quantized when it is loaded. The gradient of x is a matmul with the same weights.
+    is quantized when it is loaded. The gradient of x is a matmul with the same weights. x may also be float16.
 
     Attributes:
       gate_up_proj_scale: [num_experts, 2 * intermediate_size] float32.
@@ -238,6 +240,7 @@ class Float8InferenceExperts(KeepsFloat8, Experts):
     """
 
     recipe = "rowwise"
+    dtypes = BITS_16
 
     def __init__(
         self,

@@ -379,14 +379,15 @@ def joined(block: torch.nn.Module) -> tuple[list[torch.nn.Module], torch.Tensor]
 
 
 class FusedExperts(FusedBlock, Experts):
-    """Experts of transformers that are called like `Experts`."""
+    """Experts of transformers that are called like `Experts`. Under torch.autocast in float16, for which there are no
+    grouped matmuls, their own forward runs."""
 
     free = FusedBlock.free | {"fuse_wgrad_accumulation"}
 
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
-        if not self._stoneware.is_proved:  # type: ignore[union-attr]
+        if not self._stoneware.is_proved or autocast_dtype(hidden_states) not in (None, *self.dtypes):  # type: ignore[union-attr]
             y: torch.Tensor = super(Experts, self).forward(hidden_states, top_k_index, top_k_weights)
             return y
         return Experts.forward(self, hidden_states, top_k_index, top_k_weights)
