@@ -256,6 +256,7 @@ def test_tune_measures_a_module_and_plans_anew(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("module", "tokens", "error", "text"),
     [
+        (3, [1], TypeError, "module=3 must be a torch.nn.Module, not int; pass the model"),
         (torch.nn.Linear(64, 128), [1], ValueError, "module must have an nn.Linear in bf16 or fp16"),
         (torch.nn.Linear(64, 128).bfloat16(), [], ValueError, r"tokens=\[\] must be integers >= 1"),
         (torch.nn.Linear(64, 128).bfloat16(), 16, ValueError, "tokens=16 must be integers >= 1; pass for example"),

@@ -184,6 +184,21 @@ def test_an_unknown_recipe_swaps_nothing(model):
     assert type(model.up) is torch.nn.Linear
 
 
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"recipe": ["rowwise"]}, ValueError, r"recipe=\['rowwise'\] must be one of bf16, tensorwise"),
+        ({"filter": "up"}, TypeError, "filter='up' must be a function of a name and a layer, not str; pass for"),
+        ({"frozen": 1}, TypeError, "frozen=1 must be a bool, not int; pass True or False"),
+        ({"fuse_wgrad_accumulation": "no"}, TypeError, "fuse_wgrad_accumulation='no' must be a bool, not str; pass"),
+    ],
+)
+def test_an_option_of_another_type_swaps_nothing(model, options, error, text):
+    with pytest.raises(error, match=text):
+        nn.convert(model, **options)
+    assert type(model.up) is torch.nn.Linear
+
+
 def test_a_layer_that_two_places_share_stays_one():
     layer = torch.nn.Linear(128, 128)
     model = torch.nn.Sequential(layer, torch.nn.ReLU(), layer)

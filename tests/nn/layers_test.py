@@ -460,3 +460,23 @@ def test_a_size_or_a_recipe_that_cannot_be_is_refused(kind):
         kind(K, 144, recipe="blockwise")
     with pytest.raises(ValueError, match="recipe='row' must be one of tensorwise, rowwise"):
         kind(K, N, recipe="row")
+    with pytest.raises(ValueError, match=r"recipe=\['rowwise'\] must be one of tensorwise, rowwise"):
+        kind(K, N, recipe=["rowwise"])
+    with pytest.raises(ValueError, match="out_features=-16 must be a positive multiple of 16"):
+        kind(K, -16)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: nn.Float8Linear("a", N), "in_features='a' must be an int, not str"),
+        (lambda: nn.Float8InferenceLinear(K, 16.0), "out_features=16.0 must be an int, not float"),
+        (lambda: nn.Experts("a", K, N), "num_experts='a' must be an int, not str"),
+        (lambda: nn.Experts(4, K, None), "intermediate_size=None must be an int, not NoneType"),
+        (lambda: nn.SwiGLU(K, "a"), "intermediate_size='a' must be an int, not str"),
+        (lambda: nn.SwiGLU(K, N, frozen=1), "frozen=1 must be a bool, not int"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused(make, text):
+    with pytest.raises(TypeError, match=text):
+        make()

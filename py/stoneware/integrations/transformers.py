@@ -55,7 +55,7 @@ def config(recipe: str = "rowwise", modules_to_not_convert: tuple[str, ...] | li
       ValueError: an unknown recipe.
       UnsupportedError: transformers is missing, or has other interfaces.
     """
-    if recipe not in RECIPES:
+    if recipe not in (*RECIPES,):
         raise ValueError(f"recipe={quoted(recipe)} must be one of {', '.join(RECIPES)}; pass one of these")
     return register()(recipe=recipe, modules_to_not_convert=modules_to_not_convert)
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import SupportsIndex
 
 import torch
+
+from stoneware.errors import quoted
 
 BITS_16 = (torch.bfloat16, torch.float16)
 FLOATS = (*BITS_16, torch.float32)
@@ -29,6 +32,12 @@ def check_x(x: torch.Tensor, in_features: int, dtypes: Sequence[torch.dtype]) ->
         )
     if x.ndim == 0 or x.shape[-1] != in_features:
         raise ValueError(f"x.shape={list(x.shape)} must end with in_features={in_features}; reshape or pad x")
+
+
+def check_size(name: str, size: object) -> None:
+    """Raises TypeError unless a size of a layer is an integer."""
+    if not isinstance(size, SupportsIndex):
+        raise TypeError(f"{name}={quoted(size)} must be an int, not {type(size).__name__}; pass int({name})")
 
 
 def _either(dtypes: Sequence[torch.dtype]) -> str:

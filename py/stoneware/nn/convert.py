@@ -38,6 +38,7 @@ from stoneware.nn.inference import dequantize, frozen_parameter
 from stoneware.nn.published_changes import PublishedExperts, PublishedLinear, as_plain_layers
 from stoneware.nn.recipes import BF16, RECIPES, ROWWISE, UNIT, why_not
 from stoneware.nn.swiglu import ONE_CALL
+from stoneware.specs.problem import check_bool, check_choice
 
 Filter = Callable[[str, torch.nn.Module], bool]
 
@@ -94,7 +95,7 @@ def convert(
       The changes, and the reasons why other modules stayed; `undo()` takes them back.
 
     Raises:
-      TypeError: `model` is not a module.
+      TypeError: `model` is not a module, or an option is of another type.
       ValueError: an unknown recipe.
       torch.OutOfMemoryError: the device and the host have too little memory.
     """
@@ -102,8 +103,15 @@ def convert(
         raise TypeError(
             f"model={quoted(model)} must be a torch.nn.Module, not {type(model).__name__}; load it with from_pretrained"
         )
-    if recipe != BF16 and recipe not in RECIPES:
-        raise ValueError(f"recipe={quoted(recipe)} must be one of {', '.join((BF16, *RECIPES))}; pass one of these")
+    check_choice("recipe", recipe, (BF16, *RECIPES))
+    if filter is not None and not callable(filter):
+        raise TypeError(
+            f"filter={quoted(filter)} must be a function of a name and a layer, not {type(filter).__name__}; pass for "
+            'example lambda name, layer: "lm_head" not in name'
+        )
+    if frozen is not None:
+        check_bool("frozen", frozen)
+    check_bool("fuse_wgrad_accumulation", fuse_wgrad_accumulation)
     return _convert(_Converter(model, recipe, filter, frozen=frozen, fuse_wgrad_accumulation=fuse_wgrad_accumulation))
 
 

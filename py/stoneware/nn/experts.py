@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from stoneware.nn import main_grad
-from stoneware.nn.arguments import BITS_16, autocast_dtype, check_x
+from stoneware.nn.arguments import BITS_16, autocast_dtype, check_size, check_x
 from stoneware.nn.inference import FP8, KeepsFloat8, frozen_parameter
 from stoneware.nn.recipes import UNIT
 from stoneware.ops.backward import differentiable_once, in_state_of_call
@@ -134,7 +134,9 @@ class Experts(torch.nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_size("num_experts", num_experts)
         for name, size in (("hidden_size", hidden_size), ("intermediate_size", intermediate_size)):
+            check_size(name, size)
             if size % UNIT or size <= 0:
                 raise ValueError(f"{name}={size} must be a positive multiple of {UNIT}; pad the experts")
         empty = torch.empty(0, device=device, dtype=dtype)

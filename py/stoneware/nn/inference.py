@@ -76,7 +76,7 @@ class Float8InferenceLinear(KeepsFloat8, torch.nn.Linear):
       handover: may provide x in fp8; `convert` sets it.
 
     Raises:
-      ValueError: an unknown recipe, or a size that breaks its rule.
+      TypeError, ValueError: an unknown recipe, or a size that breaks its rule.
       TypeError, ValueError: x is of another dtype or width than the layer.
     """
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from stoneware.errors import quoted
 from stoneware.nn import main_grad, trained_linear
-from stoneware.nn.arguments import autocast_dtype
+from stoneware.nn.arguments import autocast_dtype, check_size
 from stoneware.nn.recipes import BF16, RECIPES, why_not
 from stoneware.nn.trained_siblings import Siblings
+from stoneware.specs.problem import check_choice
 
 
 class Linear(torch.nn.Linear):
@@ -84,7 +84,7 @@ class Float8Linear(Linear):
       y: [..., out_features] of that dtype.
 
     Raises:
-      ValueError: an unknown recipe, or a size that breaks its rule.
+      TypeError, ValueError: an unknown recipe, or a size that breaks its rule.
       TypeError, ValueError: x is of another dtype or width than the weight.
     """
 
@@ -107,9 +107,10 @@ class Float8Linear(Linear):
 
 
 def check_recipe(name: str, in_features: int, out_features: int) -> None:
-    """Raises ValueError unless this is the name of a recipe that supports a layer of this size."""
-    if name not in RECIPES:
-        raise ValueError(f"recipe={quoted(name)} must be one of {', '.join(RECIPES)}; pass one of these")
+    """Raises TypeError or ValueError unless this is the name of a recipe that supports a layer of this size."""
+    check_choice("recipe", name, (*RECIPES,))
+    check_size("in_features", in_features)
+    check_size("out_features", out_features)
     reason = why_not(name, in_features, out_features)
     if reason is not None:
         raise ValueError(f"{reason}; pad the layer, or leave it a torch.nn.Linear")

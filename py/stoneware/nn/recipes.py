@@ -130,6 +130,6 @@ def why_not(name: str, in_features: int, out_features: int) -> str | None:
         return None
     unit = BLOCK if RECIPES[name].forward[0].scales == "block" else UNIT
     for dimension, size in (("in_features", in_features), ("out_features", out_features)):
-        if size % unit or size == 0:
+        if size % unit or size <= 0:
             return f"{dimension}={size} must be a positive multiple of {unit} for recipe {name!r}"
     return None

@@ -10,11 +10,12 @@ import torch
 
 from stoneware.errors import quoted
 from stoneware.nn import frozen_linear, steps, trained_swiglu
-from stoneware.nn.arguments import autocast_dtype, has_hooks, is_distributed
+from stoneware.nn.arguments import autocast_dtype, check_size, has_hooks, is_distributed
 from stoneware.nn.inference import Float8InferenceLinear
 from stoneware.nn.linear import Float8Linear, Linear
 from stoneware.nn.recipes import BF16, RECIPES
 from stoneware.quantizing.fused import silu_mul
+from stoneware.specs.problem import check_bool
 
 HALVES = ("gate_proj", "up_proj")
 """Names of the two layers that are one matmul here, in the order of its rows."""
@@ -45,7 +46,7 @@ class SwiGLU(torch.nn.Module):
       x, y: [..., hidden_size], with the dtypes of the layers.
 
     Raises:
-      ValueError: an unknown recipe, a size that breaks its rule, or frozen layers without fp8.
+      TypeError, ValueError: an unknown recipe, a size that breaks its rule, or frozen layers without fp8.
     """
 
     def __init__(
@@ -59,7 +60,9 @@ class SwiGLU(torch.nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if frozen and recipe not in RECIPES:
+        check_bool("frozen", frozen)
+        check_size("intermediate_size", intermediate_size)
+        if frozen and recipe not in (*RECIPES,):
             raise ValueError(
                 f"recipe={quoted(recipe)} must be one of {', '.join(RECIPES)} for frozen layers; pass one of these"
             )

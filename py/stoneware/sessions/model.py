@@ -364,10 +364,13 @@ def tune(
       The gain in speed; print it.
 
     Raises:
+      TypeError: `module` is not a torch.nn.Module.
       ValueError: the module has no such linear, or one that trains in fp8, or an argument breaks its rule.
       UnsupportedError: its weights are not on one GPU.
       StoreError: samples cannot be stored.
     """
+    import torch
+
     from stoneware.measuring.progress import Reporter
     from stoneware.measuring.settings import Settings
     from stoneware.runtime.device import cuda_device
@@ -375,6 +378,11 @@ def tune(
     from stoneware.tuning import policy
     from stoneware.tuning.store import user_store
 
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(
+            f"module={quoted(module)} must be a torch.nn.Module, not {type(module).__name__}; pass the model, or use "
+            "`stoneware tune` for shapes"
+        )
     by_dtype = layers_of_module(module)
     if not by_dtype:
         raise ValueError(

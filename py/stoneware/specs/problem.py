@@ -184,3 +184,9 @@ def check_int(name: str, value: object) -> None:
     """Raises TypeError unless the value is an int; a bool is refused."""
     if type(value) is not int:
         raise TypeError(f"{name}={quoted(value)} must be an int, not {type(value).__name__}; pass int({name})")
+
+
+def check_bool(name: str, value: object) -> None:
+    """Raises TypeError unless the value is a bool."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}={quoted(value)} must be a bool, not {type(value).__name__}; pass True or False")

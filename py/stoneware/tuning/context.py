@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from stoneware.errors import quoted
 from stoneware.runtime.environment import MODES
+from stoneware.specs.problem import check_bool
 from stoneware.tuning import sources
 from stoneware.tuning.decorator import DecoratingScope
 
@@ -45,7 +46,7 @@ def tuning(
     if mode not in MODES:
         raise ValueError(f"mode={quoted(mode)} must be one of {', '.join(MODES)}; pass one of these")
     if batch_invariant is not None:
-        _check_is_bool("batch_invariant", batch_invariant)
+        check_bool("batch_invariant", batch_invariant)
     return DecoratingScope(mode, None if overlay is None else sources.overlay_tables(overlay), batch_invariant)
 
 
@@ -67,10 +68,5 @@ def batch_invariant(enabled: bool = True) -> DecoratingScope:
 
     A call for which no kernel has this order raises UnsupportedError.
     """
-    _check_is_bool("enabled", enabled)
+    check_bool("enabled", enabled)
     return DecoratingScope(batch_invariant=enabled)
-
-
-def _check_is_bool(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name}={quoted(value)} must be a bool, not {type(value).__name__}; pass True or False")
