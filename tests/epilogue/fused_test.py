@@ -310,3 +310,11 @@ def test_errors_state_the_rule(tensors, options, error, part):
     a, w, *_ = tensors
     with pytest.raises(error, match=part):
         sw.matmul(a, w.t(), **{"epilogue": lambda acc, *inputs: acc + inputs[0] if inputs else acc, **options})
+
+
+@pytest.mark.parametrize("op", [sw.matmul, sw.scaled_mm, sw.grouped_mm])
+@pytest.mark.parametrize("inputs", [(torch.ones(N),), [torch.ones(N)], torch.ones(N)])
+def test_inputs_without_an_epilogue_are_refused(op, inputs):
+    operands = {"matmul": 2, "scaled_mm": 4, "grouped_mm": 3}[op.__name__]
+    with pytest.raises(ValueError, match="inputs=.* must come with an epilogue, and epilogue=None; pass a function"):
+        op(*[torch.ones(N, N)] * operands, inputs=inputs)

@@ -61,12 +61,12 @@ at this rate."""
 _is_compiling = torch.compiler.is_dynamo_compiling
 
 
-def call(plans: OpPlans, function: Epilogue, inputs: Sequence[torch.Tensor], *arguments: Any) -> Any:
+def call(plans: OpPlans, function: Epilogue | None, inputs: Sequence[torch.Tensor], *arguments: Any) -> Any:
     """A call of the op with an epilogue.
 
     Args:
       plans: of the op.
-      function: function(acc, *inputs) -> the results.
+      function: function(acc, *inputs) -> the results; None is refused.
       inputs: tensors.
       arguments: of the op's call: its tensors with out, its other arguments, backend and config.
 
@@ -77,6 +77,11 @@ def call(plans: OpPlans, function: Epilogue, inputs: Sequence[torch.Tensor], *ar
       TypeError, ValueError: an argument breaks a rule.
       UnsupportedError: the function uses an operator that no kernel can have.
     """
+    if function is None:
+        raise ValueError(
+            f"inputs={quoted(type(inputs))} must come with an epilogue, and epilogue=None; pass a function of the sums "
+            "and the inputs, or leave inputs out"
+        )
     num_tensors = len(plans.spec.inputs)
     tensors, out, objects = arguments[:num_tensors], arguments[num_tensors], arguments[num_tensors + 1 :]
     if out is not None:

@@ -82,7 +82,7 @@ def grouped_mm(
       TableError: the tuning table of this installation is damaged.
       DriverError: the CUDA driver refuses.
     """
-    if epilogue is not None:
+    if epilogue is not None or inputs != ():
         from stoneware.ops import fused
 
         result: torch.Tensor = fused.call(

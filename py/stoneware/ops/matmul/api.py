@@ -82,7 +82,7 @@ def matmul(
     # Not among the checks: a plan that was made for True would be found for 1, which equals it.
     if accumulate is not True and accumulate is not False:
         raise TypeError(f"accumulate={quoted(accumulate)} must be a bool; pass True or False")
-    if epilogue is not None:
+    if epilogue is not None or inputs != ():
         from stoneware.ops import fused
 
         result: torch.Tensor = fused.call(

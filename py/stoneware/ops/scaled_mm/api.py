@@ -87,7 +87,7 @@ def scaled_mm(
     # Not among the checks: a plan that was made for True would be found for 1, which equals it.
     if use_fast_accum is not True and use_fast_accum is not False:
         raise TypeError(f"use_fast_accum={quoted(use_fast_accum)} must be a bool; pass True or False")
-    if epilogue is not None:
+    if epilogue is not None or inputs != ():
         from stoneware.ops import fused
 
         result: torch.Tensor = fused.call(
