@@ -78,6 +78,17 @@ def test_a_block_computes_with_what_it_has(change, was_called):
 
 
 @torch.no_grad()
+def test_a_transform_of_the_weights_runs_the_block_layer_by_layer():
+    model, block = converted()
+    x = torch.randn(4, HIDDEN).bfloat16()
+    stacked = {name: tensor.unsqueeze(0) for name, tensor in model.state_dict().items()}
+    found = torch.func.vmap(lambda tensors: torch.func.functional_call(model, tensors, (x,)))(stacked)
+    for _ in range(2):
+        assert (found[0] - model(x)).float().norm() <= 0.02 * found.float().norm()
+    assert block._stoneware.holds()
+
+
+@torch.no_grad()
 def test_other_weights_for_a_time_are_used_for_that_time():
     model, block = converted()
     x = torch.randn(4, HIDDEN).bfloat16()

@@ -13,6 +13,7 @@ from rounding import BF16_ERROR, E4M3, FP8_ERROR, error, tolerance
 from torch._dynamo.backends.common import aot_autograd
 
 from stoneware import nn
+from stoneware.errors import ForwardOnlyError
 from stoneware.nn import frozen_linear, steps, trained_linear, trained_steps
 from stoneware.nn.recipes import RECIPES
 
@@ -157,6 +158,27 @@ def test_one_native_call_has_the_bits_of_its_ops(recipe, shape, needs, monkeypat
     for one, other in zip(native, by_ops, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
         assert one.stride() == other.stride()
+
+
+FROZEN = nn.Float8InferenceLinear.from_linear(torch.nn.Linear(K, N).bfloat16())
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.jacrev, lambda f: lambda x: torch.func.vjp(f, x)[0]])
+@pytest.mark.parametrize("layer", [nn.Float8Linear(K, N, dtype=torch.bfloat16), FROZEN, nn.Lora(FROZEN, 16)])
+def test_transforms_of_torch_func_are_refused_with_gradients(layer, transform, is_compiled):
+    call = transform(layer)
+    with pytest.raises(ForwardOnlyError, match=r"under torch.no_grad\(\)"):
+        (torch.compile(call, backend="eager") if is_compiled else call)(
+            torch.ones(2, 16, K).bfloat16().requires_grad_()
+        )
+
+
+@pytest.mark.parametrize("layer", [nn.Float8Linear(K, N, dtype=torch.bfloat16), FROZEN])
+def test_layers_are_vectorized_without_gradients(layer):
+    x = torch.randn(2, 16, K).bfloat16()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.func.vmap(layer)(x), layer(x))
 
 
 @recipes

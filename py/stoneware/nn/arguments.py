@@ -7,7 +7,7 @@ from typing import SupportsIndex
 
 import torch
 
-from stoneware.errors import quoted
+from stoneware.errors import ForwardOnlyError, quoted
 
 BITS_16 = (torch.bfloat16, torch.float16)
 FLOATS = (*BITS_16, torch.float32)
@@ -70,6 +70,15 @@ def has_hooks(module: torch.nn.Module, *, is_forward_known: bool = False) -> boo
     # accelerate replaces forward: it moves x to the module's device, and calls the old one.
     below = own.get("_old_forward") if "_hf_hook" in own else None
     return getattr(below, "__func__", None) is not type(module).forward
+
+
+def check_no_transform() -> None:
+    """Raises ForwardOnlyError in a transform of torch.func, before a gradient in fp8."""
+    if torch._C._are_functorch_transforms_active():
+        raise ForwardOnlyError(
+            "fp8 layers have no gradients in a transform of torch.func (vmap, grad, vjp, jvp), and one is active with "
+            "gradients enabled; use backward() or torch.autograd.grad, and call torch.func.vmap under torch.no_grad()"
+        )
 
 
 def is_distributed(weight: torch.Tensor) -> bool:

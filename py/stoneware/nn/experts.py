@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from stoneware.nn import main_grad
-from stoneware.nn.arguments import BITS_16, autocast_dtype, check_size, check_x
+from stoneware.nn.arguments import BITS_16, autocast_dtype, check_no_transform, check_size, check_x
 from stoneware.nn.inference import FP8, KeepsFloat8, frozen_parameter
 from stoneware.nn.recipes import UNIT
 from stoneware.ops.backward import differentiable_once, in_state_of_call
@@ -227,6 +227,7 @@ def _frozen_matmul(rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor
 def frozen_matmul(rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
     """rows @ weight[expert].t() in fp8, with a gradient of the rows; see `_FrozenMatmul`."""
     if torch.is_grad_enabled() and rows.requires_grad:
+        check_no_transform()
         y: torch.Tensor = _FrozenMatmul.apply(rows, weight, scale, offs)
         return y
     return _frozen_matmul(rows, weight, scale, offs)

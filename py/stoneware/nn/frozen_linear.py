@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from stoneware.nn import steps
-from stoneware.nn.arguments import FLOATS, check_x
+from stoneware.nn.arguments import FLOATS, check_no_transform, check_x
 from stoneware.nn.recipes import RECIPES, Cast, check_is_built
 from stoneware.nn.steps import Op, Step, Steps, rows_of
 from stoneware.ops.backward import differentiable_once, in_state_of_call
@@ -37,6 +37,7 @@ def linear(
     """
     check(x, weight, bias)
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        check_no_transform()
         check_is_built(recipe, x.dtype, x.requires_grad, False, bias is not None and bias.requires_grad)
         return _Linear.apply(x, weight, scale, bias, recipe)
     (y,) = FORWARD[recipe].run(x, weight, scale, bias)

@@ -314,6 +314,8 @@ def _unusual_swiglu(block: FusedSwiGLU, state: SwiGLUState, args: tuple[Any, ...
     if torch.compiler.is_compiling():
         weights = _weights(gate_up[0]) if len(gate_up) == 1 else state.joined
         return own_forward(x) if weights is None else swiglu.frozen_by_ops(state.recipe, x, *weights, *_weights(down))
+    if torch._C._are_functorch_transforms_active():
+        return own_forward(x)
     if len(gate_up) == 2 and _addresses(gate_up) != state.addresses:
         parameters = _parameters(gate_up)
         if state.joined_parameters and [*map(id, parameters)] != [*map(id, state.joined_parameters)]:
@@ -342,6 +344,8 @@ def _parameters(layers: list[Any]) -> list[Any]:
 
 
 def _addresses(layers: list[Any]) -> tuple[int, ...]:
+    if torch._C._are_functorch_transforms_active():  # their tensors have none
+        return ()
     return tuple(parameter.data_ptr() for parameter in _parameters(layers))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from stoneware.nn import frozen_linear
-from stoneware.nn.arguments import autocast_dtype, has_hooks, is_distributed
+from stoneware.nn.arguments import autocast_dtype, check_no_transform, has_hooks, is_distributed
 from stoneware.nn.inference import Float8InferenceLinear
 from stoneware.nn.recipes import check_is_built
 from stoneware.nn.steps import rows_of
@@ -49,6 +49,7 @@ class Lora(torch.nn.Module):
         base = self.base
         if type(base) is Float8InferenceLinear and self._is_plain(x):
             frozen_linear.check(x, base.weight, base.bias)
+            check_no_transform()
             check_is_built(base.recipe, x.dtype, x.requires_grad, False, False)
             return _LoraFunction.apply(
                 x,

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from stoneware.nn import frozen_linear, steps, traced_linear, trained_steps
-from stoneware.nn.arguments import BITS_16, FLOATS, autocast, check, is_distributed
+from stoneware.nn.arguments import BITS_16, FLOATS, autocast, check, check_no_transform, is_distributed
 from stoneware.nn.gathered_weight import GatheredWeight
 from stoneware.nn.recipes import BF16, RECIPES, UNIT, check_is_built, why_not
 from stoneware.nn.steps import Matmul, Steps, rows_of
@@ -82,6 +82,7 @@ def _linear(recipe: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
             return traced_linear.forward(recipe, x, weight, bias)[0]
         y: torch.Tensor = _forward(recipe, False, False, x, weight, bias)
         return y
+    check_no_transform()
     needs_bias = bias is not None and bias.requires_grad
     check_is_built(recipe, x.dtype, x.requires_grad, weight.requires_grad, needs_bias)
     return _Linear.apply(recipe, x, weight, bias)
