@@ -185,6 +185,19 @@ def test_an_unknown_recipe_swaps_nothing(model):
 
 
 @pytest.mark.parametrize(
+    ("recipe", "frozen", "kind"),
+    [("bf16", False, "Linear"), ("rowwise", False, "Float8Linear"), ("rowwise", True, "Float8InferenceLinear")],
+)
+def test_a_second_conversion_changes_nothing_and_says_so(model, recipe, frozen, kind):
+    names = {*nn.convert(model, recipe, frozen=frozen).swapped}
+    done = nn.convert(model, "tensorwise", frozen=frozen)
+    assert names and not done.swapped
+    assert {done.kept[name] for name in names} == {
+        f"it is a sw.nn.{kind} already; undo() the conversion that made it first"
+    }
+
+
+@pytest.mark.parametrize(
     ("options", "error", "text"),
     [
         ({"recipe": ["rowwise"]}, ValueError, r"recipe=\['rowwise'\] must be one of bf16, tensorwise"),

@@ -34,7 +34,8 @@ from stoneware.nn.checkpoints import Saving
 from stoneware.nn.conversion import Conversion
 from stoneware.nn.experts import WEIGHTS, Experts
 from stoneware.nn.fused_blocks import FusedBlock
-from stoneware.nn.inference import dequantize, frozen_parameter
+from stoneware.nn.inference import Float8InferenceLinear, dequantize, frozen_parameter
+from stoneware.nn.linear import Linear
 from stoneware.nn.published_changes import PublishedExperts, PublishedLinear, as_plain_layers
 from stoneware.nn.recipes import BF16, RECIPES, ROWWISE, UNIT, why_not
 from stoneware.nn.swiglu import ONE_CALL
@@ -273,6 +274,8 @@ class _Converter:
         weight = layer.weight
         if name and isinstance(self.model.get_submodule(name.rpartition(".")[0]), torch.nn.TransformerEncoderLayer):
             return "torch.nn.TransformerEncoderLayer reads the weights of its layers itself"
+        if isinstance(layer, (Linear, Float8InferenceLinear)):
+            return f"it is a sw.nn.{type(layer).__name__} already; undo() the conversion that made it first"
         if type(layer) is not torch.nn.Linear and fp8 is None:
             return f"it is a {type(layer).__name__}, which may do more than torch.nn.Linear"
         clashes = sorted(_ATTRIBUTES & vars(layer).keys())
