@@ -240,7 +240,7 @@ def explain(
       op: "scaled_mm", "matmul" or "grouped_mm".
       m, n, k: sizes, ints up to 2**31-1.
       dtype: of a and b, by torch's or Stoneware's name; None for "e4m3" (scaled_mm, grouped_mm) or "bf16" (matmul).
-      out_dtype: "bf16" or "fp16"; None for `dtype` (matmul) or "bf16".
+      out_dtype: "bf16", "fp16" or "fp32" (not for grouped_mm); None for `dtype` (matmul) or "bf16".
       scales: "row", "tensor", "block" (1x128 of a, 128x128 of b) or "block_1d" (1x128 of both), or a
         pair for a and b such as "tensor/row"; matmul has none and ignores it.
       has_bias: whether a bias is added; grouped_mm has none and ignores it.

@@ -38,7 +38,7 @@ def decide(device=H200, *, m=16, n=4096, k=4096, **changes):
         ({"m": None}, TypeError, ["m=None", "NoneType"]),
         ({"m": 2**31}, ValueError, [f"m={2**31}", "2**31-1", "split"]),
         ({"n": 2**40}, ValueError, [f"n={2**40}", "2**31-1"]),
-        ({"dtype": ""}, ValueError, ["a_dtype=''", "must be one of"]),
+        ({"dtype": ""}, ValueError, ["dtype=''", "must be one of"]),
         ({"out_dtype": ""}, ValueError, ["out_dtype=''", "must be one of"]),
         ({"device": 0}, TypeError, ["device=0", "str, a torch.device or None", "'cuda:1'"]),
         ({"device": ""}, ValueError, ["device='' must name a GPU in the tuning tables", "'cuda', 'cpu' or None"]),
@@ -250,7 +250,7 @@ def test_explain_without_a_gpu_explains_the_reference(package):
         ({"op": "conv"}, "op='conv' must be one of scaled_mm, matmul"),
         ({"k": 100}, "k=100 must be a positive multiple of 16; pad"),
         ({"m": 0}, "m=0 must be at least 1"),
-        ({"dtype": "int8"}, "a_dtype='int8' must be one of e4m3"),
+        ({"dtype": "int8"}, "dtype='int8' must be one of e4m3"),
         ({"scales": "column"}, "scales='column' must be one of tensor, row, block, block_1d, or two as tensor/row"),
     ],
 )

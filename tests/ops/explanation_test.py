@@ -204,6 +204,14 @@ def test_the_reason_without_measurements_is_that_of_the_chosen_backend():
         assert len(reasons) == len(set(reasons))
 
 
+@pytest.mark.parametrize(("op", "names"), [("scaled_mm", "e4m3, e5m2"), ("matmul", "bf16, fp16")])
+def test_a_wrong_dtype_is_refused_under_the_name_of_its_argument(op, names):
+    with pytest.raises(ValueError, match=f"^dtype='fp8' must be one of {names}; pass one of these"):
+        sw.explain(op, m=16, n=4096, k=4096, dtype="fp8")
+    with pytest.raises(ValueError, match="^dtype='fp8' must be one of e4m3, bf16"):
+        sw.explain("grouped_mm", m=16, n=4096, k=4096, num_groups=4, dtype="fp8")
+
+
 def test_triton_refuses_block_scales_by_name():
     answer = sw.explain("scaled_mm", m=16, n=6144, k=4096, scales="block", device="L4")
     assert "no scaled_mm kernel with block scales; quantize with row or tensor scales" in str(

@@ -110,6 +110,7 @@ class Problem(AnyProblem):
             writes: scale_a [m, k / 128] with the strides (1, m), each scale_b [k / 128, ceil(n / 128)] with
             the strides (1, k / 128).
         """
+        check_choice("dtype", dtype, IN_DTYPES)
         check_choice("scales", scales, SCALES)
         layout: dict[str, Any] = {}
         if scales == "block":

@@ -99,6 +99,7 @@ class Problem(AnyProblem):
         Raises:
           TypeError, ValueError: see the class.
         """
+        check_choice("dtype", dtype, DTYPES)
         check_choice("layout", layout, LAYOUTS)
         check_int("batch", batch)
         return cls(

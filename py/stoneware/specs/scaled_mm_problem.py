@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from stoneware.errors import quoted
 from stoneware.runtime.fast_dataclass import dataclass
-from stoneware.specs.problem import PADDING, AnyProblem, check_count, dense
+from stoneware.specs.problem import PADDING, AnyProblem, check_choice, check_count, dense
 
 OP = "scaled_mm"
 IN_DTYPES = ("e4m3", "e5m2")
@@ -126,6 +126,7 @@ class Problem(AnyProblem):
             [padded_num_blocks(k), ceil(n / 128)] with the strides (1, padded_num_blocks(k)), or for
             "block_1d" [k / 128, n], row-major.
         """
+        check_choice("dtype", dtype, IN_DTYPES)
         kind_a, _, kind_b = scales.partition("/")
         if not {kind_a, kind_b or kind_a} <= set(SCALES):
             raise ValueError(
