@@ -40,7 +40,7 @@ class Explanation:
       batch_invariant: whether `sw.batch_invariant` requires a fixed order.
       table_digest: of the wheel's table; empty on a CPU, which needs no table, and for a decorated kernel.
       hint: how to get the answer for a GPU, if none was named and none is available; or how to let other kernels
-        compete with torch's, if nothing was measured; otherwise empty.
+        compete with torch's, if nothing was measured; or how to measure a stale choice again; otherwise empty.
     """
 
     op: str
@@ -296,7 +296,9 @@ def explain(
 
 
 def _tuning_hint(operation: Operation, problem: Any, device: Device, decision: Decision) -> str:
-    """Which kernels a measurement could choose instead of torch's."""
+    """Which kernels a measurement could choose instead of torch's, or how to measure stale ones again."""
+    if decision.grade == Grade.STALE:
+        return "run `stoneware tune --stale` on such a GPU to measure its changed kernels again"
     if decision.grade != Grade.HEURISTIC or decision.config.backend != VENDOR:
         return ""
     backends = {config.backend for config in operation.candidates(problem, device)} - {VENDOR}

@@ -155,6 +155,7 @@ def test_stale_kernel_lowers_the_grade(tmp_path, monkeypatch):
     decision = decide()
     assert (decision.step, decision.grade) == ("exact", "stale kernel")
     assert "rebuilt with other bytes" in decision.reason
+    assert "run `stoneware tune --stale`" in sw.explain("scaled_mm", m=16, n=4096, k=4096, device="H200").hint
 
 
 def test_cpu_needs_no_table(tmp_path, monkeypatch):
