@@ -230,6 +230,13 @@ def test_what_is_measured_has_the_key_of_the_call(kind):
     assert problem.representative.key == problem.key
 
 
+@pytest.mark.parametrize(("dtype", "name"), [("bf16", "torch._grouped_mm"), ("e4m3", "torch._scaled_grouped_mm")])
+def test_a_refusal_names_the_function_of_torch(dtype, name):
+    answer = sw.explain("grouped_mm", m=64, n=256, k=512, num_groups=4, dtype=dtype, device="L40S")
+    [reason] = [refusal.reason for refusal in answer.decision.refusals if refusal.what == "vendor"]
+    assert reason.startswith(f"{name} has kernels of its own for compute capability 9.0 only")
+
+
 def test_explain_names_the_groups():
     explanation = sw.explain("grouped_mm", m=33, n=32, k=64, num_groups=8, device="cpu")
     assert explanation.config.backend == "reference"

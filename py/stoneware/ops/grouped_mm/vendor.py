@@ -14,12 +14,13 @@ class _Vendor(TorchBackend):
     def why_not(self, problem: Problem, device: Device) -> str | None:
         """The restrictions of `_grouped_mm_cuda` and `_scaled_grouped_mm_cuda`
         (aten/src/ATen/native/cuda/GroupedBlas.cpp)."""
+        function = "torch._grouped_mm" if problem.scales == "none" else "torch._scaled_grouped_mm"
         if device.compute_capability != (9, 0):
-            return f"torch._grouped_mm has kernels of its own for compute capability 9.0 only, the device is {device}"
+            return f"{function} has kernels of its own for compute capability 9.0 only, the device is {device}"
         if problem.has_block_scales:
-            return "torch._scaled_grouped_mm has no block scales for compute capability 9.0"
+            return f"{function} has no block scales for compute capability 9.0"
         if problem.out_dtype != "bf16":
-            return f"torch._grouped_mm writes bf16 only, out_dtype is {problem.out_dtype}"
+            return f"{function} writes bf16 only, out_dtype is {problem.out_dtype}"
         return None
 
 
