@@ -101,6 +101,7 @@ def test_the_order_of_a_sum_or_product_does_not_make_another_epilogue():
         (("no_such_module:f", *SIZES), exit_codes.USAGE, "no_such_module is not found"),
         ((f"{__name__}:nothing", *SIZES), exit_codes.USAGE, "has no function nothing"),
         ((f"{__name__}:softmax", "-n", "8", "-k", "16", "--device", "cpu"), exit_codes.USAGE, "must be a GPU"),
+        (("torch:relu", "-n", "4096", "-k", "4096", "--device", "A100"), exit_codes.USAGE, "='A100' must be a GPU of"),
         ((f"{__name__}:softmax", *SIZES, "--num-groups", "2"), exit_codes.USAGE, "--num-groups must be left out"),
         ((f"{__name__}:silu_times", *SIZES, "--input", "mxq"), exit_codes.USAGE, "--input='mxq' must be SHAPE"),
         ((f"{__name__}:silu_times", *SIZES, "--input", "n:int8"), exit_codes.USAGE, "and a dtype of e4m3"),

@@ -11,7 +11,7 @@ import typer
 from stoneware.cli import exit_codes, help
 from stoneware.cli.flags import Json, integers, refuse
 from stoneware.cli.output import Output
-from stoneware.errors import LinkError, StoreError, UnsupportedError
+from stoneware.errors import LinkError, StoreError, UnsupportedError, quoted
 from stoneware.specs import OPS, spec_of
 
 if TYPE_CHECKING:
@@ -76,10 +76,10 @@ def link(
 
     function = ahead.function_of(epilogue)
     place = explanation.device_of(op, device)
-    if place.kind != "cuda":
+    if place.kind != "cuda" or place.compute_capability != (9, 0):
         raise ValueError(
-            f"--device={device or place} must be a GPU, and the CPU has no open kernels; pass for example "
-            "--device='NVIDIA H200'"
+            f"--device={quoted(device or str(place))} must be a GPU of compute capability 9.0, because kernels for "
+            "other devices take no epilogue; pass for example --device='NVIDIA H200'"
         )
     if cubins.FILES.folder() is None:
         raise StoreError("linked cubins need a folder that is this user's alone; set STONEWARE_CACHE_DIR to one")
