@@ -131,6 +131,8 @@ def main() -> int:
     parser.add_argument("--torch", action="store_true", help="torch's own linears, to see the difference")
     parser.add_argument("--without", action="store_true", help="without sw.batch_invariant, to see the difference")
     flags = parser.parse_args()
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        parser.error("this example needs a GPU of compute capability 9.0, and PyTorch has none here; run it on one")
     torch.manual_seed(0)
     model = make_model(flags.layers, None if flags.torch else Float8Linear if flags.fp8 else Linear)
     prompt = torch.randint(0, 128256, (1, TOKENS), device="cuda")

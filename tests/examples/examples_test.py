@@ -92,3 +92,11 @@ def test_serving_with_a_static_cache_gives_the_tokens_of_the_whole_sequence(caps
 
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-q"]))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is used")
+def test_without_a_gpu_the_batch_invariant_model_says_what_it_needs(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["batch_invariant_llama.py"])
+    with pytest.raises(SystemExit, match="2"):
+        importlib.import_module("batch_invariant_llama").main()
+    assert "needs a GPU of compute capability 9.0" in capsys.readouterr().err
