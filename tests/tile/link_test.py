@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 
 import machine_code
@@ -178,6 +179,26 @@ def test_a_cubin_on_disk_is_what_was_linked(monkeypatch):
     # Needs, options and kernels make other cubins.
     assert sw.tile.link(tile_layer.source(mm), [mm], needs={"dA"}).cubin != first.cubin
     assert sw.tile.link(tile_layer.source(mm), [mm], options=["-DNAME=1"]).link_s > 0
+
+
+@pytest.mark.parametrize(
+    ("log", "level"),
+    [
+        ("INFO: one\nINFO: two", logging.INFO),
+        ("INFO: one\nptxas info    : (C7508) Potential Performance Loss", logging.WARNING),
+    ],
+)
+def test_what_the_linker_marks_as_information_is_no_warning(monkeypatch, caplog, log, level):
+    mm = sw.tile.matmul(m=64, n=64, k=64, a="bf16", b="bf16")
+    link = toolchain.link_with_log
+    monkeypatch.setattr(
+        toolchain, "link_with_log", lambda *arguments, **options: link(*arguments, **options)._replace(log=log)
+    )
+    monkeypatch.setattr(cubins, "read", lambda name: None)
+    monkeypatch.setattr(cubins, "write", lambda name, data: None)
+    with caplog.at_level(logging.INFO, "stoneware.tile"):
+        assert sw.tile.link(tile_layer.source(mm), [mm]).log == log
+    assert [(record.levelno, log in record.getMessage()) for record in caplog.records] == [(level, True)]
 
 
 def test_instructions_that_ptxas_serializes_are_reported(caplog):

@@ -136,7 +136,9 @@ class Module:
         linked = self._link(names, headers, resolutions)
         cubins.write(digest, _packed(linked))
         if linked.log:
-            _LOG.warning("nvJitLink says of %s: %s", ", ".join(linked.kernels), linked.log)
+            is_info = all(line.startswith("INFO:") for line in linked.log.splitlines())
+            level = logging.INFO if is_info else logging.WARNING
+            _LOG.log(level, "nvJitLink says of %s: %s", ", ".join(linked.kernels), linked.log)
         return linked
 
     def _link(
