@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 
@@ -77,6 +79,13 @@ def test_the_bytes_of_tiles_have_the_padding_of_their_types():
     assert sw.tile.matmul(**BF16).tile_bytes == {"A": 8192, "B": 8192, "dC": 8192}
     small = sw.tile.matmul(m=16, n=16, k=16, a="bf16", b="bf16", threads=32)
     assert small.tile_bytes == {"A": 1024, "B": 1024, "dC": 1024}
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda mm: pickle.loads(pickle.dumps(mm))])
+def test_a_copy_is_an_equal_description(copied):
+    mm = sw.tile.matmul(**BF16, enable_backward={"dA"})
+    other = copied(mm)
+    assert other == mm and hash(other) == hash(mm) and other.plans == mm.plans and other.header == mm.header
 
 
 def test_equal_descriptions_are_equal_and_one_name_changes_no_function():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 
 from stoneware.errors import quoted
 from stoneware.runtime.fast_dataclass import dataclass
@@ -90,11 +89,10 @@ class Description:
             D_A: (operand("dC", True), operand("B", True)),
             D_B: (operand("A", False), operand("dC", False)),
         }
-        plans: dict[str, Plan | str] = {
+        return {
             name: plan(name, left, right, threads=self.threads, arch=self.arch)
             for name, (left, right) in operands.items()
         }
-        return MappingProxyType(plans)
 
 
 def checked_setting(name: str, value: object) -> Setting:
