@@ -252,6 +252,26 @@ def test_a_process_that_stored_samples_bakes_at_its_end_also_those_of_one_that_w
     assert decide(m=90).source == decide(m=190).source == "user's store"
 
 
+LOOK_UP = """
+import sys
+from pathlib import Path
+from stoneware.runtime import package_files
+package_files.ROOT = Path(sys.argv[1])
+import stoneware as sw
+assert sw.explain("scaled_mm", m=20, n=4096, k=4096, device="H200").source == "user's store"
+"""
+
+
+def test_a_process_that_looked_up_leaves_a_damaged_store_as_it_is(package):
+    add(*many())
+    store = user_store().path
+    content = bytearray(store.read_bytes())
+    content[60:64] = b"\xff" * 4
+    store.write_bytes(content)
+    subprocess.run([sys.executable, "-c", LOOK_UP, str(package)], env=small.environment(package), check=True)
+    assert store.read_bytes() == content and not [*store.parent.glob("*.damaged-*")]
+
+
 def test_samples_in_memory_are_exact_entries(package):
     for m in (100, 200):
         policy.add_to_memory(small.run(), [small.sample(BIG, 1.0, m=m), small.sample(TINY, 2.0, m=m)])

@@ -11,7 +11,8 @@ out: then all samples are exact entries.
 
 The store is baked at the end of `stoneware tune` and `sw.tune`, and at the end of a process that stored
 samples or found some that no table has, for example because a writer was killed. Nothing waits for it
-there; a thread would slow down the calls of the program. Processes bake one after another.
+there; a thread would slow down the calls of the program. Processes bake one after another. A damaged store is
+renewed only by `stoneware tune`, `sw.tune` or the next sample: the end of a process that looked up leaves it.
 """
 
 from __future__ import annotations
@@ -112,8 +113,12 @@ def _folder(store: Path) -> Path:
     return store.with_suffix(".tables")
 
 
-def bake(store: Path) -> None:
+def bake(store: Path, *, renews: bool = True) -> None:
     """Bakes the table of each op of which samples were stored since; other tables stay as they are.
+
+    Args:
+      store: the file of the store.
+      renews: whether a damaged store is renewed first; otherwise nothing of it is baked.
 
     Raises:
       OSError: a table cannot be written; those before it are.
@@ -132,6 +137,8 @@ def bake(store: Path) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX)  # who waited finds little left to bake
         stamp, reading = file_stamp(store), store_file.read(store)
         if reading.damage:
+            if not renews:
+                return
             Store(store).renew()
             stamp, reading = file_stamp(store), store_file.read(store)
         _bake_all(store, reading)
@@ -161,22 +168,22 @@ def _bake(store: Path, op: str, reading: Reading, basis: Mapping[str, Any]) -> N
     regular_file.write(path, entries.bake_here(op, samples, table_file.packaged(op), basis=basis))
 
 
-def bake_user_store() -> None:
+def bake_user_store(*, renews: bool = True) -> None:
     """`bake`, of the user's store if there is one; what goes wrong is logged."""
     from stoneware.tuning.store import user_store
 
     try:
         store = user_store()
         if store is not None:
-            bake(store.path)
+            bake(store.path, renews=renews)
     except (OSError, ValueError, StonewareError) as error:
         _warn_once("the tables of the user's store cannot be baked: %s; its samples are used without", error)
 
 
 @functools.cache
 def bake_at_exit() -> None:
-    """Calls `bake_user_store` when this process ends."""
-    atexit.register(bake_user_store)
+    """Calls `bake_user_store` when this process ends, which leaves a damaged store as it is."""
+    atexit.register(bake_user_store, renews=False)
 
 
 def _read(store: Path, op: str, path: Path, stamps: tuple[Stamp, Stamp], before: _Open | None) -> _Open:
