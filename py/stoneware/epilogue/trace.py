@@ -28,6 +28,7 @@ from stoneware.epilogue.expression import (
     Output,
     load_of,
 )
+from stoneware.epilogue.promotion import broadcast, result_of
 from stoneware.errors import UnsupportedError, quoted
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.bool)
@@ -196,7 +197,7 @@ class _Frames:
                 return self._row_max(arguments, first)
         if name not in arithmetic.NAMES or arguments.get("rounding_mode") is not None:
             self._refuse(name)
-        meta = _result(name, arguments)
+        meta = result_of(name, arguments)
         if meta.dtype == torch.int64:
             raise UnsupportedError(
                 f"an epilogue must not compute with int64, such as a seed or an offset of dropout, but {name} does; "
@@ -248,7 +249,7 @@ class _Frames:
         columns = value.shape[-1] if value.ndim else 1
         is_half = columns == self.half[-1] and columns not in (1, self.full[-1])
         frame = self.half if is_half else self.full
-        if _broadcast(value.shape, frame) != frame:
+        if broadcast(value.shape, frame) != frame:
             raise ValueError(
                 f"inputs[{value.node.index}] with shape {list(value.shape)} must broadcast to the result's shape "
                 f"{list(self.full)}, or to {list(self.half)} for pairs of columns; reshape it"
@@ -256,8 +257,7 @@ class _Frames:
         return load_of(value.node.index, value.meta, frame)
 
     def _meta(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The views that the operator makes of meta tensors. Those of arithmetic are `_result`'s: torch has it in
-        Python, whose first call imports 800 modules."""
+        """The views that the operator makes of meta tensors."""
         kwargs = {**kwargs, "device": torch.device("meta")} if kwargs.get("device") is not None else kwargs
         return function(*_with_meta(args), **_with_meta(kwargs))
 
@@ -437,63 +437,11 @@ def _output(frames: _Frames, position: int, result: object) -> Output:
     return Output("half" if is_half else "full", value, shape, result.dtype, is_half)
 
 
-def _broadcast(*shapes: Sequence[int]) -> tuple[int, ...] | None:
-    """The shape that they broadcast to, or None. torch.broadcast_shapes imports 490 modules."""
-    result = [1] * max(map(len, shapes))
-    for shape in shapes:
-        for place, extent in enumerate(shape, start=len(result) - len(shape)):
-            if extent != 1 and result[place] not in (1, extent):
-                return None
-            result[place] = extent if result[place] == 1 else result[place]
-    return tuple(result)
-
-
 def _is_swapped(name: str, nodes: dict[str, Any]) -> bool:
     """Whether an input is added or multiplied from the left: r + acc is traced as acc + r, so both have one text."""
     if name not in _COMMUTATIVE or nodes.get("alpha", Constant(1.0)) != Constant(1.0):
         return False
     return isinstance(nodes["self"], Load) and not isinstance(nodes["other"], (Load, Constant))
-
-
-_TRUTHS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf"})
-
-
-def _result(name: str, arguments: dict[str, Any]) -> torch.Tensor:
-    """The result of an operator of `arithmetic.py`, on the device "meta", by torch's rules of promotion."""
-    tensors = {key: value for key, value in arguments.items() if isinstance(value, torch.Tensor)}
-    shape = _broadcast(*[tensor.shape for tensor in tensors.values()])
-    if shape is None:
-        shapes = " and ".join(str(list(tensor.shape)) for tensor in tensors.values())
-        raise ValueError(f"the shapes {shapes} of {name} in an epilogue must broadcast; reshape one of them")
-    if name in _TRUTHS or name.startswith("logical_"):
-        dtype = torch.bool
-    elif name == "_to_copy":
-        dtype = arguments.get("dtype") or arguments["self"].dtype
-    else:
-        dtype = _promoted([value for key, value in arguments.items() if key not in ("condition", "mask", "alpha")])
-        if dtype == torch.bool and not name.startswith("bitwise_") and name not in ("where", "masked_fill"):
-            dtype = torch.float32
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def _promoted(values: Sequence[Any]) -> torch.dtype:
-    """The dtype of a result of tensors and numbers: of all with a dimension, else of all without, else of numbers."""
-    numbers = [value for value in values if isinstance(value, (bool, int, float))]
-    dtypes: list[list[torch.dtype]] = [[], []]
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            dtypes[value.ndim == 0].append(value.dtype)
-    of_tensors = dtypes[0] or dtypes[1]
-    promoted = of_tensors[0]
-    for dtype in (*of_tensors[1:], *dtypes[1]):
-        promoted = (
-            torch.result_type(torch.empty(1, dtype=promoted), torch.empty((), dtype=dtype))
-            if (dtype in dtypes[1] and dtypes[0])
-            else torch.promote_types(promoted, dtype)
-        )
-    for number in numbers:
-        promoted = torch.result_type(torch.empty(1, dtype=promoted), number)
-    return promoted
 
 
 def _check_dtype(name: str, dtype: torch.dtype) -> None:
