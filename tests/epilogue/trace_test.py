@@ -140,6 +140,8 @@ def test_shapes_and_dtypes_are_torchs(function, dtypes, shapes):
         (lambda acc: acc.double(), "float64"),
         (lambda acc: acc + torch.ones(M, N), "inputs="),
         (lambda acc: acc.flip(-1), "compute it after the call"),
+        (lambda acc: torch.round(acc, decimals=2), "aten::round with decimals=2"),
+        (lambda acc: torch.div(acc, 3, rounding_mode="floor"), "aten::div with rounding_mode='floor'"),
         (lambda acc: [acc.view_as(acc), acc.mul_(2)][0], "a value that has views, but mul_"),
         (lambda acc: torch.mul(acc, 2, out=acc), "aten::mul.out"),
         (lambda acc: acc.detach().mul_(2) + acc, "a value that has views, but mul_"),

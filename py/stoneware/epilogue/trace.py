@@ -195,7 +195,9 @@ class _Frames:
                 return same
             if name == "amax":
                 return self._row_max(arguments, first)
-        if name not in arithmetic.NAMES or arguments.get("rounding_mode") is not None:
+        if option := next((key for key in ("rounding_mode", "decimals") if arguments.get(key)), None):
+            self._refuse(f"{name} with {option}={arguments[option]!r}")
+        if name not in arithmetic.NAMES:
             self._refuse(name)
         meta = result_of(name, arguments)
         if meta.dtype == torch.int64:
