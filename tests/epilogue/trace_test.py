@@ -140,6 +140,8 @@ def test_shapes_and_dtypes_are_torchs(function, dtypes, shapes):
         (lambda acc: acc.double(), "float64"),
         (lambda acc: acc + torch.ones(M, N), "inputs="),
         (lambda acc: acc.flip(-1), "compute it after the call"),
+        (lambda acc: acc.view(torch.int32).view(torch.float32), "views torch.float32 as torch.int32"),
+        (lambda acc: acc.bfloat16().view(torch.float16), "views torch.bfloat16 as torch.float16"),
         (lambda acc: torch.round(acc, decimals=2), "aten::round with decimals=2"),
         (lambda acc: torch.div(acc, 3, rounding_mode="floor"), "aten::div with rounding_mode='floor'"),
         (lambda acc: [acc.view_as(acc), acc.mul_(2)][0], "a value that has views, but mul_"),
@@ -163,6 +165,11 @@ def test_what_no_kernel_can_do_is_refused_by_name(function, part):
         (lambda acc, r: r[0] * 1.0, ValueError, "must have the shape"),
         (lambda acc, r: acc + r[:, :5], ValueError, "must broadcast"),
         (lambda acc, r: r.add_(acc), UnsupportedError, "must not change its inputs"),
+        (
+            lambda acc, r: acc + r.view(torch.bfloat16)[:, ::2],
+            UnsupportedError,
+            "views torch.float32 as torch.bfloat16",
+        ),
     ],
 )
 def test_a_result_that_does_not_fit_is_refused(function, error, part):

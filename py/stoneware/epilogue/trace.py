@@ -177,6 +177,12 @@ class _Frames:
             return self._dropout(**arguments)
         if name.endswith("_") and not name.startswith("_") and function._schema.is_mutable:
             return self._in_place(name, args, kwargs)
+        if function._schema.name == "aten::view" and function._overloadname == "dtype":
+            raise UnsupportedError(
+                "an epilogue must not read the bits of a tensor in another dtype, but views "
+                f"{arguments['self'].dtype} as {arguments['dtype']}; convert it with .to, or view an input before the "
+                "call"
+            )
         if function._schema.is_mutable:  # with out=
             self._refuse(f"{name}.{function._overloadname}")
         if name in _FILLED or name == "full_like":
