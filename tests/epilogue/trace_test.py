@@ -188,6 +188,14 @@ def test_views_of_inputs_are_read_by_their_strides(copy):
     assert int.from_bytes(text.parameters[16:24], "little") == 2 * M
 
 
+def test_as_strided_begins_at_the_first_element_of_a_view():
+    r = torch.zeros(M + 1, N)[1:]
+    strided = traced(lambda acc, r: acc + r[2:].as_strided((M - 2, N), (N, 1))[:1], r)
+    assert strided == traced(lambda acc, r: acc + r[2:3], r)
+    with pytest.raises(UnsupportedError, match=r"has a storage_offset, .* inputs\[0\] begins .* slice the input first"):
+        traced(lambda acc, r: acc + r.as_strided((M, N), (N, 1), N), r)
+
+
 def test_a_view_that_would_copy_is_refused():
     with pytest.raises(UnsupportedError, match=r"views .* copy nothing, but _unsafe_view makes none of inputs\[0\]"):
         traced(lambda acc, r: acc + r.t().reshape(N, M).t(), torch.zeros(N, M))

@@ -270,6 +270,11 @@ class _Frames:
         return function(*_with_meta(args), **_with_meta(kwargs))
 
     def _views(self, function: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], view: _View) -> Any:
+        if name == "as_strided" and _bound(function, args, kwargs)["storage_offset"] is not None:
+            raise UnsupportedError(
+                f"as_strided in an epilogue must begin at the tensor's first element, but has a storage_offset, which "
+                f"depends on where inputs[{view.index}] begins in its storage; leave it out, and slice the input first"
+            )
         try:
             metas = self._meta(function, args, kwargs)
         except RuntimeError as error:
