@@ -218,6 +218,11 @@ def test_the_text_does_not_depend_on_sizes():
     assert len(texts) == 1
 
 
+def test_the_sign_of_nan_is_zero():
+    """Like torch's: NaN is neither more nor less than 0."""
+    assert "const float v0 = ((acc.x > 0.0f) - (acc.x < 0.0f));" in written(torch.sign).text
+
+
 def test_too_many_tensors_stay_unfused():
     inputs = [torch.zeros(M, N + 8)[:, :N] for _ in range(40)]
     with pytest.raises(UnfusableError, match="at most 512 bytes"):

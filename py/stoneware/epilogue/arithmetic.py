@@ -37,7 +37,7 @@ UNARY: Mapping[str, str] = {
     "ceil": "ceilf({self})",
     "round": "nearbyintf({self})",
     "trunc": "truncf({self})",
-    "sign": "Sign({self})",
+    "sign": "(({self} > 0.0f) - ({self} < 0.0f))",
     "relu": "Max({self}, 0.0f)",
     "sigmoid": "Sigmoid({self})",
     "silu": "({self} * Sigmoid({self}))",
