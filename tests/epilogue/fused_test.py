@@ -312,6 +312,13 @@ def test_errors_state_the_rule(tensors, options, error, part):
         sw.matmul(a, w.t(), **{"epilogue": lambda acc, *inputs: acc + inputs[0] if inputs else acc, **options})
 
 
+def test_a_result_without_dimensions_is_refused(tensors):
+    a, w, *_ = tensors
+    with pytest.raises(ValueError, match="that of two vectors has none; pass a matrix"):
+        sw.matmul(a[0], w[0], epilogue=torch.relu)
+    assert sw.matmul(a[:1], w[0], epilogue=torch.relu).shape == (1,)
+
+
 @pytest.mark.parametrize("op", [sw.matmul, sw.scaled_mm, sw.grouped_mm])
 @pytest.mark.parametrize("inputs", [(torch.ones(N),), [torch.ones(N)], torch.ones(N)])
 def test_inputs_without_an_epilogue_are_refused(op, inputs):

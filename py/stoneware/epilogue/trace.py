@@ -155,6 +155,16 @@ class _Trace(TorchDispatchMode):
         return function(*args, **kwargs)
 
 
+def frames_of(shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape of the matmul's result, and the one with half of its columns."""
+    if not shape:
+        raise ValueError(
+            "an epilogue must get a result of one dimension or more, but that of two vectors has none; pass a matrix, "
+            "such as a[None]"
+        )
+    return shape, (*shape[:-1], shape[-1] // 2)
+
+
 class _Frames:
     """The shapes that a value may have: that of the matmul's result, and the one with half of its columns.
 
@@ -164,8 +174,7 @@ class _Frames:
     """
 
     def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
-        self.full = shape
-        self.half = (*shape[:-1], shape[-1] // 2)
+        self.full, self.half = frames_of(shape)
         self.device = device
 
     def run(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

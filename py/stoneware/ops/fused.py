@@ -24,6 +24,7 @@ from torch.autograd import forward_ad
 from stoneware.epilogue import linked, source
 from stoneware.epilogue.expression import Expression
 from stoneware.epilogue.identity import check_function, frozen, identity
+from stoneware.epilogue.trace import frames_of
 from stoneware.errors import LinkError, TuningMissError, UnsupportedError, quoted
 from stoneware.kernels.config import Config
 from stoneware.kernels.sm90_kernels import BACKEND as SM90
@@ -407,9 +408,9 @@ def _unfused(
     """The op by its own kernel, and the function after it."""
     spec = plans.spec
     shape, dtype = plans.checks.result(*tensors, None, *objects[:-2])
+    of_elements = frames_of(tuple(shape))
     acc = run(*_with_float32(tensors, plans), None, *_wide(spec, objects)).float()
     returned = function(acc, *inputs)
-    of_elements = tuple(shape), (*shape[:-1], shape[-1] // 2)
     is_tuple = isinstance(returned, (tuple, list))
     results: list[torch.Tensor] = []
     for result in returned if is_tuple else (returned,):
