@@ -118,6 +118,9 @@ class _Traced(torch.Tensor):
         self.memory.has_views = True
         return _Traced(meta, node, self.frames, self.memory)
 
+    def __bool__(self) -> bool:
+        raise _value_error()
+
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
@@ -127,6 +130,13 @@ class _Traced(torch.Tensor):
         raise UnsupportedError(
             f"an epilogue's arguments must be used while it runs, but {function} gets one afterwards; keep none of them"
         )
+
+
+def _value_error() -> UnsupportedError:
+    return UnsupportedError(
+        "an epilogue must not read a tensor's value in Python, such as in a branch or with .item(), because it is "
+        "traced without values; use torch.where or the tensor itself"
+    )
 
 
 class _Trace(TorchDispatchMode):
@@ -215,12 +225,12 @@ class _Frames:
         if name not in arithmetic.NAMES:
             self._refuse(name)
         meta = result_of(name, arguments)
-        if meta.dtype == torch.int64:
+        if meta.dtype == torch.int64 and any(tensor.dtype == torch.int64 for tensor in _tensors(arguments)):
             raise UnsupportedError(
                 f"an epilogue must not compute with int64, such as a seed or an offset of dropout, but {name} does; "
                 "compute it before the call, or pass sw.dropout another offset="
             )
-        _check_dtype(name, meta.dtype)
+        _check_dtype(name, meta.dtype, "convert the result after the call, and add 1.0, not 1, to booleans")
         return _Traced(meta, self._apply(name, arguments, meta), self)
 
     def _apply(self, name: str, arguments: dict[str, Any], meta: torch.Tensor) -> Apply:
@@ -393,6 +403,8 @@ class _Frames:
         return target
 
     def _refuse(self, name: str) -> NoReturn:
+        if name in ("_local_scalar_dense", "equal"):
+            raise _value_error()
         if name == "empty_like":
             raise UnsupportedError(
                 "an epilogue must not use memory without values, but uses aten::empty_like, with which torch's dropout "
@@ -466,11 +478,15 @@ def _is_swapped(name: str, nodes: dict[str, Any]) -> bool:
     return isinstance(nodes["self"], Load) and not isinstance(nodes["other"], (Load, Constant))
 
 
-def _check_dtype(name: str, dtype: torch.dtype) -> None:
+def _tensors(arguments: dict[str, Any]) -> list[torch.Tensor]:
+    return [value for value in arguments.values() if isinstance(value, torch.Tensor)]
+
+
+def _check_dtype(name: str, dtype: torch.dtype, remedy: str = "convert it before the call") -> None:
     if dtype not in DTYPES:
         raise UnsupportedError(
             f"{name} of an epilogue must have one of the dtypes {', '.join(map(str, DTYPES))}, but has {dtype}; "
-            "cast it before the call"
+            f"{remedy}"
         )
 
 
