@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
+import stoneware as sw
 from stoneware.epilogue import arithmetic, link, source, trace
 from stoneware.epilogue.expression import UnfusableError
 from stoneware.errors import UnsupportedError
@@ -181,6 +182,49 @@ def test_what_no_kernel_can_do_is_refused_by_name(function, part):
 def test_a_result_that_does_not_fit_is_refused(function, error, part):
     with pytest.raises(error, match=part):
         traced(function, torch.zeros(M, N))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda acc, r: r.add_(acc),
+        lambda acc, r: torch.add(acc, 1.0, out=r),
+        lambda acc, r: r.__setitem__(0, 2.0),
+        lambda acc, r: r.__setitem__(r > 0, 2.0),
+        lambda acc, r: r.view(-1).zero_(),
+        lambda acc, r: r.copy_(acc),
+        lambda acc, r: r.set_(acc),
+        lambda acc, r: r.resize_(3, 3),
+        lambda acc, r: r.t_(),
+        lambda acc, r: r.data.mul_(2.0),
+        lambda acc, r: setattr(r, "data", acc),
+        lambda acc, r: torch._foreach_mul_([r], 2.0),
+        lambda acc, r: functional.relu(r, inplace=True),
+    ],
+)
+def test_every_change_of_an_input_is_refused(change):
+    """By calls too, whose function would otherwise change the caller's tensor where it is not fused."""
+    r, a, b = torch.ones(M, N), torch.ones(M, 8).bfloat16(), torch.ones(8, N).bfloat16()
+    with pytest.raises(UnsupportedError, match="must not change"):
+        sw.matmul(a, b, epilogue=lambda acc, r: [change(acc, r), acc][1], inputs=(r,))
+    assert r.shape == (M, N) and (r == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        (lambda acc, r: acc * (r[:, :1] * 2.0).add_(acc), "keep shape .24, 1. .* gives .24, 64."),
+        (lambda acc, r: acc * (acc > 0).mul_(0.5), "and torch.bool, but gives .* torch.float32; use mul"),
+    ],
+)
+def test_a_change_in_place_keeps_shape_and_kind(function, error):
+    with pytest.raises(ValueError, match=error):
+        traced(function, torch.zeros(M, N))
+
+
+def test_a_change_in_place_is_rounded_to_the_tensors_dtype():
+    in_place = traced(lambda acc, r: r.bfloat16().add_(acc) * 1.0, torch.zeros(M, N))
+    assert in_place == traced(lambda acc, r: (r.bfloat16() + acc).bfloat16() * 1.0, torch.zeros(M, N))
 
 
 @pytest.mark.parametrize("copy", [lambda view: view, torch.clone, torch.Tensor.contiguous])

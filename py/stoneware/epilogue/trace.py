@@ -118,6 +118,14 @@ class _Traced(torch.Tensor):
         self.memory.has_views = True
         return _Traced(meta, node, self.frames, self.memory)
 
+    @property
+    def data(self) -> torch.Tensor:
+        return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        raise UnsupportedError("an epilogue must not change tensors, but sets .data; compute a new tensor")
+
     def __bool__(self) -> bool:
         raise _value_error()
 
@@ -202,8 +210,11 @@ class _Frames:
                 f"{arguments['self'].dtype} as {arguments['dtype']}; convert it with .to, or view an input before the "
                 "call"
             )
-        if function._schema.is_mutable:  # with out=
-            self._refuse(f"{name}.{function._overloadname}")
+        if function._schema.is_mutable:
+            raise UnsupportedError(
+                f"an epilogue must not change tensors, but uses aten::{name}.{function._overloadname}; use an operator "
+                "that returns a new one, without out="
+            )
         if name in _FILLED or name == "full_like":
             value: Any = _FILLED.get(name, arguments.get("fill_value"))
             like = next(one for one in arguments.values() if isinstance(one, _Traced))
@@ -387,18 +398,22 @@ class _Frames:
     def _in_place(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> _Traced:
         target, *others = args
         base = name[:-1]
+        remedy = f"use {base} instead" if base in arithmetic.NAMES else "compute a new tensor, such as with torch.where"
         if not isinstance(target, _Traced) or isinstance(target.node, (_View, _Pairs, _RowMax)):
-            raise UnsupportedError(f"an epilogue must not change its inputs, but {name} does; use {base} instead")
+            raise UnsupportedError(f"an epilogue must not change its inputs, but {name} does; {remedy}")
         if target.memory.has_views:
-            raise UnsupportedError(
-                f"an epilogue must not change a value that has views, but {name} does; use {base} instead"
-            )
-        if base == "copy":
+            raise UnsupportedError(f"an epilogue must not change a value that has views, but {name} does; {remedy}")
+        if base not in arithmetic.NAMES:
             self._refuse(name)
         with _Trace(self):
             result = getattr(torch.ops.aten, base)(target, *others, **kwargs)
-            if tuple(result.shape) != tuple(target.shape) or result.dtype != target.dtype:
-                result = result.to(target.dtype)
+            if result.shape != target.shape or not torch.can_cast(result.dtype, target.dtype):
+                raise ValueError(
+                    f"{name} in an epilogue must keep shape {list(target.shape)} and {target.dtype}, but gives "
+                    f"{list(result.shape)} and {result.dtype}; use {base}"
+                )
+            if result.dtype != target.dtype:
+                result = torch.ops.aten._to_copy(result, dtype=target.dtype)
         target.node = result.node
         return target
 
