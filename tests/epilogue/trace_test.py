@@ -126,6 +126,34 @@ def test_shapes_and_dtypes_are_torchs(function, dtypes, shapes):
 
 
 @pytest.mark.parametrize(
+    "function", [*((lambda x, y, f=f: f(x)) for f in UNARY), *BINARY, lambda x, y: x + 1.0, lambda x, y: x * True]
+)
+def test_booleans_are_booleans_floats_or_refused_like_in_torch(function):
+    x, y = torch.tensor([True, False, True, False]), torch.tensor([True, True, False, False])
+    seen = []
+
+    def epilogue(acc, *inputs):
+        seen.append(function(*inputs))
+        return acc
+
+    try:
+        dtype = function(x, y).dtype
+    except RuntimeError:
+        dtype = None
+    if dtype in (None, torch.int64):
+        with pytest.raises(RuntimeError):
+            traced(epilogue, x, y, shape=(1, 4))
+    else:
+        traced(epilogue, x, y, shape=(1, 4))
+        assert seen[0].dtype == dtype
+
+
+def test_a_sum_of_booleans_is_a_boolean():
+    text = written(lambda acc, x: acc * ((x > 0) + (acc > 0)), torch.zeros(M, N), main=0).text
+    assert "const bool v3 = __fadd_rn(v1, v2)" in text, text
+
+
+@pytest.mark.parametrize(
     ("function", "part"),
     [
         (lambda acc: acc.softmax(-1), "_softmax"),

@@ -5,10 +5,13 @@ Torch has these rules for the device "meta" in Python, where the first call impo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+
+from stoneware.errors import UnsupportedError
 
 
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...] | None:
@@ -22,7 +25,27 @@ def broadcast(*shapes: Sequence[int]) -> tuple[int, ...] | None:
     return tuple(result)
 
 
-_TRUTHS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf"})
+_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+
+ROUNDED_NUMBERS = _COMPARISONS | {"atan2", "pow"}
+"""Operators that round a Python number to the common dtype of their arguments. Others read it in float32."""
+
+_NOT_PROMOTED = frozenset({"alpha", "condition", "mask", "value"})
+"""Arguments that do not change the dtype of the result."""
+
+_BOOLEAN = frozenset({"add", "masked_fill", "maximum", "minimum", "mul", "sign", "where"})
+"""Operators whose result of booleans is a boolean, like that of bitwise ones: a sum is a disjunction."""
+
+_FLOATING = frozenset(
+    {
+        *("atan", "atan2", "copysign", "cos", "div", "erf", "erfc", "exp", "exp2", "expm1", "log", "log10", "log1p"),
+        *("log2", "reciprocal", "rsqrt", "sigmoid", "sin", "sqrt", "tan", "tanh"),
+    }
+)
+"""Operators whose result of booleans and integers is float32. Torch refuses booleans for the rest."""
+
+_NEVER_BOOLEAN = frozenset({"elu", "hardtanh", "leaky_relu", "rsub", "softplus", "sub"})
+"""Operators for which torch refuses booleans even with numbers that are not."""
 
 
 def result_of(name: str, arguments: dict[str, Any]) -> torch.Tensor:
@@ -32,32 +55,41 @@ def result_of(name: str, arguments: dict[str, Any]) -> torch.Tensor:
     if shape is None:
         shapes = " and ".join(str(list(tensor.shape)) for tensor in tensors.values())
         raise ValueError(f"the shapes {shapes} of {name} in an epilogue must broadcast; reshape one of them")
-    if name in _TRUTHS or name.startswith("logical_"):
+    dtype = common_dtype(arguments)
+    is_boolean = dtype == torch.bool
+    if name in _COMPARISONS or name.startswith(("logical_", "is")):
         dtype = torch.bool
     elif name == "_to_copy":
-        dtype = arguments.get("dtype") or arguments["self"].dtype
-    else:
-        dtype = _promoted([value for key, value in arguments.items() if key not in ("condition", "mask", "alpha")])
-        if dtype == torch.bool and not name.startswith("bitwise_") and name not in ("where", "masked_fill"):
-            dtype = torch.float32
+        dtype = arguments.get("dtype") or dtype
+    elif name in _NEVER_BOOLEAN and any(tensor.dtype == torch.bool for tensor in tensors.values()):
+        _refuse(name, "no booleans", "convert them with .float()")
+    elif name.startswith("bitwise_"):
+        if not is_boolean:
+            _refuse(name, "booleans", f"compare the {dtype} values with 0")
+    elif dtype in (torch.bool, torch.int64) and name in _FLOATING:
+        dtype = torch.float32
+    elif is_boolean and (name not in _BOOLEAN or arguments.get("alpha", 1) < 0):
+        _refuse(name, "no booleans", "convert them with .float()")
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def _promoted(values: Sequence[Any]) -> torch.dtype:
-    """The dtype of a result of tensors and numbers: of all with a dimension, else of all without, else of numbers."""
-    numbers = [value for value in values if isinstance(value, (bool, int, float))]
-    dtypes: list[list[torch.dtype]] = [[], []]
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            dtypes[value.ndim == 0].append(value.dtype)
-    of_tensors = dtypes[0] or dtypes[1]
-    promoted = of_tensors[0]
-    for dtype in (*of_tensors[1:], *dtypes[1]):
-        promoted = (
-            torch.result_type(torch.empty(1, dtype=promoted), torch.empty((), dtype=dtype))
-            if (dtype in dtypes[1] and dtypes[0])
-            else torch.promote_types(promoted, dtype)
-        )
-    for number in numbers:
-        promoted = torch.result_type(torch.empty(1, dtype=promoted), number)
-    return promoted
+def _refuse(name: str, rule: str, remedy: str) -> NoReturn:
+    raise UnsupportedError(f"{name} in an epilogue must get {rule}, like in torch; {remedy}")
+
+
+def common_dtype(arguments: dict[str, Any]) -> torch.dtype:
+    """The dtype to which an operator converts its arguments, tensors and numbers.
+
+    Tensors without dimensions change it only if they are of a higher category than those with dimensions, and numbers
+    only if they are of a higher one than all tensors: booleans, integers, floats.
+    """
+    values = [value for key, value in arguments.items() if key not in _NOT_PROMOTED]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    parts = [[tensor.dtype for tensor in tensors if (tensor.ndim == 0) == is_scalar] for is_scalar in (False, True)]
+    common, *scalars = [functools.reduce(torch.promote_types, dtypes) for dtypes in parts if dtypes]
+    for scalar in scalars:
+        common = torch.result_type(torch.empty(1, dtype=common), torch.empty((), dtype=scalar))
+    for number in values:
+        if isinstance(number, (bool, int, float)):
+            common = torch.result_type(torch.empty(1, dtype=common), number)
+    return common
