@@ -296,6 +296,25 @@ def test_the_text_does_not_depend_on_sizes():
     assert len(texts) == 1
 
 
+@pytest.mark.parametrize(
+    ("function", "rounded"),
+    [
+        (lambda x, s: x < 0.1, lambda x, s: x < 0.10009765625),
+        (lambda x, s: x == 0.1, lambda x, s: x == 0.10009765625),
+        (lambda x, s: x**1.7, lambda x, s: x**1.703125),
+        (lambda x, s: x < torch.tensor(0.1), lambda x, s: x < 0.10009765625),
+        (lambda x, s: x * s, lambda x, s: x * s.bfloat16()),
+        (lambda x, s: torch.where(x > s, x, s), lambda x, s: torch.where(x > s.bfloat16(), x, s.bfloat16())),
+        (lambda x, s: x.float() * torch.full_like(x, 0.1), lambda x, s: x.float() * torch.full_like(x, 0.10009765625)),
+    ],
+)
+def test_numbers_and_scalar_tensors_are_rounded_to_16_bits_where_torch_rounds_them(function, rounded):
+    x, s = torch.zeros(M, N, dtype=torch.bfloat16), torch.zeros(())
+    expressions = [traced(lambda acc, x, s, each=each: each(x, s) * acc, x, s) for each in (function, rounded)]
+    assert expressions[0] == expressions[1]
+    assert traced(lambda acc, s: acc * s + 0.1, s) != traced(lambda acc, s: acc * s.bfloat16() + 0.10009765625, s)
+
+
 def test_the_sign_of_nan_is_zero():
     """Like torch's: NaN is neither more nor less than 0."""
     assert "const float v0 = ((acc.x > 0.0f) - (acc.x < 0.0f));" in written(torch.sign).text

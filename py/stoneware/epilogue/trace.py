@@ -28,7 +28,7 @@ from stoneware.epilogue.expression import (
     Output,
     load_of,
 )
-from stoneware.epilogue.promotion import broadcast, result_of
+from stoneware.epilogue.promotion import ROUNDED_NUMBERS, broadcast, common_dtype, result_of
 from stoneware.errors import UnsupportedError, quoted
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.bool)
@@ -219,7 +219,7 @@ class _Frames:
             value: Any = _FILLED.get(name, arguments.get("fill_value"))
             like = next(one for one in arguments.values() if isinstance(one, _Traced))
             meta = torch.empty(like.shape, dtype=arguments.get("dtype") or like.dtype, device="meta")
-            return _Traced(meta, Constant(float(value)), self)
+            return _Traced(meta, _constant(value, meta.dtype), self)
         if isinstance(first, _Traced):
             if isinstance(first.node, _View) and name in _VIEWS:
                 return self._views(function, name, args, kwargs, first.node)
@@ -246,12 +246,23 @@ class _Frames:
 
     def _apply(self, name: str, arguments: dict[str, Any], meta: torch.Tensor) -> Apply:
         flags = {key: value for key, value in arguments.items() if key in arithmetic.FLAGS or value is None}
-        nodes = [(key, self._node(name, value)) for key, value in arguments.items() if key not in flags]
+        dtype = common_dtype(arguments)
+        nodes = [(key, self._argument(name, value, dtype)) for key, value in arguments.items() if key not in flags]
         if _is_swapped(name, dict(nodes)):
             (first, left), (second, right) = nodes[:2]
             nodes[:2] = [(first, right), (second, left)]
         given = [(key, value) for key, value in flags.items() if key == "approximate"]
         return Apply(name, (*nodes, *given), meta.dtype)
+
+    def _argument(self, name: str, value: Any, dtype: torch.dtype) -> Any:
+        """An argument as a node, rounded to the common dtype of all where torch's operator does so."""
+        node = self._node(name, value)
+        if name in ROUNDED_NUMBERS and isinstance(node, Constant):
+            return _constant(node.value, dtype)
+        is_scalar = isinstance(value, _Traced) and value.ndim == 0 and name != "_to_copy"
+        if is_scalar and torch.promote_types(value.dtype, dtype) != dtype:
+            return Apply("_to_copy", (("self", node),), dtype)
+        return node
 
     def _node(self, name: str, value: Any) -> Any:
         """An argument as a node."""
@@ -484,6 +495,10 @@ def _output(frames: _Frames, position: int, result: object) -> Output:
     if isinstance(value, Apply) and value.operator == "_to_copy" and value.dtype == result.dtype != torch.bool:
         value = value.arguments[0][1]  # the store rounds
     return Output("half" if is_half else "full", value, shape, result.dtype, is_half)
+
+
+def _constant(value: float, dtype: torch.dtype) -> Constant:
+    return Constant(float(torch.tensor(value, dtype=dtype)))
 
 
 def _is_swapped(name: str, nodes: dict[str, Any]) -> bool:
