@@ -315,6 +315,12 @@ def test_numbers_and_scalar_tensors_are_rounded_to_16_bits_where_torch_rounds_th
     assert traced(lambda acc, s: acc * s + 0.1, s) != traced(lambda acc, s: acc * s.bfloat16() + 0.10009765625, s)
 
 
+@pytest.mark.parametrize(("divisor", "literal"), [(0.1, float.hex(0.10000000149011612) + "f"), (1e39, "INFINITY_F")])
+def test_a_quotient_by_a_number_has_the_reciprocal_of_its_float32(divisor, literal):
+    """1 / 1e39 is 0 there, and infinity times 0 is NaN like infinity divided by infinity."""
+    assert f"__fmul_rn(acc.x, 1.0f / {literal})" in written(lambda acc: acc / divisor).text
+
+
 def test_the_sign_of_nan_is_zero():
     """Like torch's: NaN is neither more nor less than 0."""
     assert "const float v0 = ((acc.x > 0.0f) - (acc.x < 0.0f));" in written(torch.sign).text

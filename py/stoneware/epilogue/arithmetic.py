@@ -96,11 +96,9 @@ def _is_one(arguments: Mapping[str, Any], name: str) -> bool:
 
 
 def _quotient(arguments: Mapping[str, Any]) -> str:
-    """The quotient by a number is a product, like in torch."""
+    """The quotient by a number is a product with its float32 reciprocal, like in torch."""
     divisor = arguments["other"]
-    if isinstance(divisor, float) and divisor != 0 and math.isfinite(1 / divisor):
-        return f"__fmul_rn({{self}}, {1 / divisor!r}f)"
-    return "({self} / {other})"
+    return "__fmul_rn({self}, 1.0f / {other})" if isinstance(divisor, float) and divisor != 0 else "({self} / {other})"
 
 
 def _softplus(arguments: Mapping[str, Any]) -> str:
