@@ -55,6 +55,9 @@ def result_of(name: str, arguments: dict[str, Any]) -> torch.Tensor:
     if shape is None:
         shapes = " and ".join(str(list(tensor.shape)) for tensor in tensors.values())
         raise ValueError(f"the shapes {shapes} of {name} in an epilogue must broadcast; reshape one of them")
+    for key in ("condition", "mask"):
+        if key in tensors and tensors[key].dtype != torch.bool:
+            _refuse(name, f"a boolean {key}, not {tensors[key].dtype}", "compare it with 0")
     dtype = common_dtype(arguments)
     is_boolean = dtype == torch.bool
     if name in _COMPARISONS or name.startswith(("logical_", "is")):
@@ -74,7 +77,7 @@ def result_of(name: str, arguments: dict[str, Any]) -> torch.Tensor:
 
 
 def _refuse(name: str, rule: str, remedy: str) -> NoReturn:
-    raise UnsupportedError(f"{name} in an epilogue must get {rule}, like in torch; {remedy}")
+    raise UnsupportedError(f"{name} in an epilogue must get {rule}; {remedy}")
 
 
 def common_dtype(arguments: dict[str, Any]) -> torch.dtype:
