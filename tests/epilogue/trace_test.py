@@ -281,6 +281,12 @@ def test_a_view_that_would_copy_is_refused():
         traced(lambda acc, r: acc + r.t().reshape(N, M).t(), torch.zeros(N, M))
 
 
+@pytest.mark.parametrize("function", [lambda pairs: pairs[0], lambda pairs: pairs.unbind(0)[1]])
+def test_rows_of_pairs_are_not_taken_for_columns(function):
+    with pytest.raises(UnsupportedError, match="over rows"):
+        traced(lambda acc: function(acc.view(2, 2, 2)), shape=(2, 4))
+
+
 def test_rows_of_several_dimensions_need_one_stride():
     x = torch.zeros(4, 6, N)
     assert traced(lambda acc, x: acc + x, x, shape=(4, 6, N)).outputs[0].kind == "full"

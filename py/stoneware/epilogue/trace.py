@@ -363,6 +363,8 @@ class _Frames:
     def _of_pairs(self, function: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], first: _Traced) -> Any:
         metas = self._meta(function, args, kwargs)
         pairs = first.node
+        if name in ("unbind", "select") and _bound(function, args, kwargs)["dim"] % first.ndim != first.ndim - 1:
+            self._refuse(f"{name} over rows")
         if name == "unbind" and len(metas) == 2 and tuple(metas[0].shape) == self.half:
             return [first.view_as_node(meta, Half(pairs.node, parity)) for parity, meta in enumerate(metas)]
         if name == "select" and tuple(metas.shape) == self.half:
