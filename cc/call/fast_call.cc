@@ -82,8 +82,8 @@ PyObject* FastCall::Call(PyObject* const* arguments, Py_ssize_t num_arguments) {
   const auto is_absent = [arguments](int position) { return arguments[position] == Py_None; };
   bool is_direct =
       made->direct.step && std::all_of(signature_.outs.begin(), signature_.outs.end(), is_absent);
-  // Autocast changes the dtypes of torch's functions, unless they write to out. A layer's calls have
-  // cast before.
+  // Autocast changes the dtypes of torch's functions, unless they write to out. A layer's calls
+  // have cast before.
   if (is_direct && !signature_.is_layer && IsTrue(torch_.is_autocast_enabled()) != 0) {
     PyErr_Clear();
     is_direct = false;
