@@ -38,7 +38,6 @@ struct alignas(64) EpilogueParams {
 
 DEVICE bool Truth(bool value) { return value; }
 DEVICE bool Truth(float value) { return value != 0.0f; }
-DEVICE float Sign(float value) { return value > 0.0f ? 1.0f : value < 0.0f ? -1.0f : value; }
 
 // Both give NaN if an argument is one, as in torch.
 DEVICE float Max(float a, float b) {
