@@ -201,7 +201,7 @@ def test_a_gradient_of_a_checkpoint_with_a_graph_is_that_without(recipe):
 
 
 def test_a_gradient_that_depends_on_nothing_else_has_none():
-    """Of a frozen weight, as torch has it."""
+    """The gradient of x depends on dy and on the frozen weight, like in torch."""
     x, layer = torch.randn(16, K, requires_grad=True), nn.Float8Linear(K, N).requires_grad_(False)
     for frozen in (layer, nn.Float8InferenceLinear.from_linear(torch.nn.Linear(K, N))):
         (dx,) = torch.autograd.grad(frozen(x).sum(), x, create_graph=True)

@@ -104,7 +104,7 @@ class _Accumulate(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         placeholder = None
         *_, (of_weight, _), _ = ctx.next_functions
-        # Not where only other gradients are asked for, as by torch.autograd.grad(y, x).
+        # False in torch.autograd.grad(y, x) and backward(inputs=[x]), which need no gradient of the weight.
         if torch._C._will_engine_execute_node(of_weight):
             with torch.no_grad():
                 if x is None:
@@ -118,7 +118,7 @@ class _Accumulate(torch.autograd.Function):
 
 
 def _accumulate(y: torch.Tensor, x: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor:
-    # A view has a node, of which torch tells whether it will run; it does not always tell that of a leaf.
+    # The node of a view, since torch refuses the question whether a leaf's node will run in autograd.grad.
     result: torch.Tensor = _Accumulate.apply(y, x, parameter.view_as(parameter), parameter)
     return result
 
