@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from stoneware.errors import quoted
 from stoneware.integrations.hosts import unfit
 from stoneware.nn.changes import LoadedWeight
 from stoneware.nn.convert import convert_loaded, loadable
@@ -27,6 +26,7 @@ from stoneware.nn.experts import routed
 from stoneware.nn.inference import Float8InferenceLinear
 from stoneware.nn.recipes import RECIPES
 from stoneware.ops.grouped_mm.api import grouped_mm
+from stoneware.specs.problem import check_choice
 
 METHOD = "stoneware"
 """The `quant_method` of the quantizer."""
@@ -55,8 +55,7 @@ def config(recipe: str = "rowwise", modules_to_not_convert: tuple[str, ...] | li
       ValueError: an unknown recipe.
       UnsupportedError: transformers is missing, or has other interfaces.
     """
-    if recipe not in (*RECIPES,):
-        raise ValueError(f"recipe={quoted(recipe)} must be one of {', '.join(RECIPES)}; pass one of these")
+    check_choice("recipe", recipe, RECIPES)
     return register()(recipe=recipe, modules_to_not_convert=modules_to_not_convert)
 
 

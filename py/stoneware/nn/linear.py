@@ -108,7 +108,7 @@ class Float8Linear(Linear):
 
 def check_recipe(name: str, in_features: int, out_features: int) -> None:
     """Raises TypeError or ValueError unless this is the name of a recipe that supports a layer of this size."""
-    check_choice("recipe", name, (*RECIPES,))
+    check_choice("recipe", name, RECIPES)
     check_size("in_features", in_features)
     check_size("out_features", out_features)
     reason = why_not(name, in_features, out_features)

@@ -102,7 +102,7 @@ class _Accumulate(torch.autograd.Function):
     @in_state_of_call
     def backward(ctx: Any, gradient: Any) -> tuple[torch.Tensor | None, ...]:
         (x,) = ctx.saved_tensors
-        placeholder = None
+        dw = None
         *_, (of_weight, _), _ = ctx.next_functions
         # False in torch.autograd.grad(y, x) and backward(inputs=[x]), which need no gradient of the weight.
         if torch._C._will_engine_execute_node(of_weight):
@@ -111,10 +111,10 @@ class _Accumulate(torch.autograd.Function):
                     ctx.parameter.main_grad.add_(gradient)
                 else:
                     _add_matmul(ctx.parameter.main_grad, gradient, x)
-            placeholder = _placeholder(ctx.parameter)
+            dw = _placeholder(ctx.parameter)
         if torch.is_grad_enabled():  # create_graph=True; what follows depends on the weight, which y has detached
             (gradient,) = refuse_second((gradient.detach(),), (gradient, ctx.parameter))
-        return gradient, None, placeholder, None
+        return gradient, None, dw, None
 
 
 def _accumulate(y: torch.Tensor, x: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor:

@@ -17,9 +17,7 @@ from stoneware.nn.gathered_weight import GatheredWeight
 from stoneware.nn.recipes import RECIPES, UNIT, why_not
 from stoneware.nn.steps import Step, Steps
 from stoneware.ops import native_call, tensor_checks
-from stoneware.ops.backward import differentiable_once
 from stoneware.quantizing import kernels
-from stoneware.tuning import policy
 
 RECIPE = "rowwise"
 """The recipe whose layers are trained as one node."""
@@ -114,9 +112,3 @@ def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """torch.autograd.Function.apply without its checks for torch.func, whose calls never come here."""
     apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return apply
-
-
-def backward(state: Any, gradients: Callable[..., Any], ctx: Any, *dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    """gradients(ctx, *dy) in the state of the forward call; a second derivative is refused."""
-    results: tuple[torch.Tensor | None, ...] = policy.run_in(state, differentiable_once(gradients), ctx, *dy)
-    return results

@@ -22,6 +22,7 @@ from stoneware.nn.recipes import check_is_built
 from stoneware.nn.steps import Step, Steps
 from stoneware.nn.trained_node import CAST, gradient_matmul
 from stoneware.ops import native_call
+from stoneware.ops.backward import differentiable_once
 from stoneware.tuning import policy
 
 MOST = 4
@@ -146,7 +147,8 @@ class _Siblings(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return trained_node.backward(ctx.kind.state, _gradients, ctx, *gradients)
+        results: tuple[torch.Tensor | None, ...] = policy.run_in(ctx.kind.state, _gradients, ctx, *gradients)
+        return results
 
 
 _apply = trained_node.apply_of(_Siblings)
@@ -162,6 +164,7 @@ def _columns(y: torch.Tensor, sizes: Sequence[int]) -> tuple[torch.Tensor, ...]:
     return tuple(parts)
 
 
+@differentiable_once
 def _gradients(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     kind = ctx.kind
     dy = torch.cat(gradients, -1)

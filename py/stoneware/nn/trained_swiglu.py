@@ -27,6 +27,7 @@ from stoneware.nn.recipes import check_is_built
 from stoneware.nn.steps import Step, Steps
 from stoneware.nn.trained_node import CAST, gradient_matmul
 from stoneware.ops import native_call
+from stoneware.ops.backward import differentiable_once
 from stoneware.tuning import policy
 
 
@@ -124,12 +125,14 @@ class _SwiGLU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return trained_node.backward(ctx.kind.state, _gradients, ctx, dy)
+        results: tuple[torch.Tensor | None, ...] = policy.run_in(ctx.kind.state, _gradients, ctx, dy)
+        return results
 
 
 _apply = trained_node.apply_of(_SwiGLU)
 
 
+@differentiable_once
 def _gradients(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     kind = ctx.kind
     x, *tensors = ctx.saved_tensors

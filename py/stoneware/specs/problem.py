@@ -175,8 +175,8 @@ def is_free_of_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def check_choice(name: str, value: object, values: Collection[str]) -> None:
-    """Raises ValueError unless the value is among `values`."""
-    if value not in values:
+    """Raises ValueError unless the value, which may be of any type, is among `values`."""
+    if value not in (*values,):  # a list has no hash
         raise ValueError(f"{name}={quoted(value)} must be one of {', '.join(values)}; pass one of these")
 
 
