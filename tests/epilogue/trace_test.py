@@ -268,6 +268,14 @@ def test_views_of_inputs_are_read_by_their_strides(copy):
     assert int.from_bytes(text.parameters[16:24], "little") == 2 * M
 
 
+@pytest.mark.parametrize("view", [lambda r: r[:, 0], lambda r: r[0, ::2], lambda r: r[:, :1].t(), lambda r: r[:1, ::2]])
+def test_a_row_may_have_any_stride(view):
+    r = torch.zeros(N, 2 * N)
+    text = written(lambda acc, r: acc + view(r), r).text
+    assert "LoadOfRow<Float32, false>(at, pair, state->words + 0, Parameter<const void*>(params, 0), Param" in text
+    assert compiled(text)
+
+
 def test_as_strided_begins_at_the_first_element_of_a_view():
     r = torch.zeros(M + 1, N)[1:]
     strided = traced(lambda acc, r: acc + r[2:].as_strided((M - 2, N), (N, 1))[:1], r)

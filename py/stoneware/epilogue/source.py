@@ -84,7 +84,7 @@ class _Writer:
         self._lines: list[str] = []
         self._names: dict[tuple[Any, str], str] = {}  # (a load, or the id of a node; frame) -> variable
         self._variables: dict[str, str] = {}  # what a variable has -> the variable
-        self._slots: dict[Load, str] = {}  # arguments of its load
+        self._slots: dict[Load, tuple[str, ...]] = {}  # address, row stride and column stride
         self._random: dict[tuple[str, bool], str] = {}  # (seed and offset, whether of halves) -> variable
         self._integers: dict[Any, str] = {}  # seed or offset -> text
         self._parameters = bytearray()
@@ -112,7 +112,7 @@ class _Writer:
                 f"take {len(self._parameters)}; pass fewer tensors, or contiguous ones"
             )
         prefetches = [
-            f"  PrefetchRows<{_DTYPES[load.dtype]}>(tile, {slot.rpartition(', ')[0]});\n"
+            f"  PrefetchRows<{_DTYPES[load.dtype]}>(tile, {', '.join(slot[:2])});\n"
             for load, slot in self._slots.items()
             if load.column_stride == 1
             and load.row_stride not in (0, 1)
@@ -151,17 +151,17 @@ class _Writer:
         words = self._words() if item_bytes == 2 else None
         return f"StoreOfFragment<{dtype}>(at, pair, {words}" if words else f"StoreBoth<{dtype}>(at"
 
-    def _arguments_of(self, load: Load) -> str:
+    def _arguments_of(self, load: Load) -> tuple[str, ...]:
         """The address and the strides of a load; strides of 0 and 1 are in the text."""
         address = self._add_address(self._inputs, load.input, load.offset * load.dtype.itemsize)
-        strides = []
+        arguments = [f"Parameter<const void*>(params, {address})"]
         for stride in (load.row_stride, load.column_stride):
             if stride in (0, 1):
-                strides.append(str(stride))
+                arguments.append(str(stride))
             else:
-                strides.append(f"Parameter<long long>(params, {len(self._parameters)})")
+                arguments.append(f"Parameter<long long>(params, {len(self._parameters)})")
                 self._parameters += struct.pack("<q", stride)
-        return ", ".join([f"Parameter<const void*>(params, {address})", *strides])
+        return tuple(arguments)
 
     def _add_address(self, addresses: list[tuple[int, int]], position: int, offset_bytes: int = 0) -> int:
         offset = len(self._parameters)
@@ -188,9 +188,9 @@ class _Writer:
         return self._names[key]
 
     def _load(self, load: Load, frame: str) -> None:
-        arguments, dtype = self._slots[load], _DTYPES[load.dtype]
+        address, row_stride, column_stride = self._slots[load]
+        arguments, dtype = ", ".join(self._slots[load]), _DTYPES[load.dtype]
         if load.row_stride == load.column_stride == 0:
-            address = arguments.rpartition(", 0, 0")[0]
             self._names[load, frame] = self._variable("float", f"LoadScalar<{dtype}>({address})")
             return
         if frame == "h":
@@ -204,16 +204,14 @@ class _Writer:
             and self._has_pairs[load.input]
             and item_bytes <= 4
         )
-        address, _, column_stride = arguments.rpartition(", ")  # and the row stride
         has_eight = has_pairs and item_bytes == 2 and load.row_stride % 8 == 0 and load.offset % 8 == 0
         words = self._words() if has_eight or load.row_stride == 0 else None
         if words is None:
             text = f"LoadBoth<{dtype}, {str(has_pairs).lower()}>(at, {arguments})"
         elif load.row_stride == 0:
-            address = address.rpartition(", ")[0]
             text = f"LoadOfRow<{dtype}, {str(has_pairs).lower()}>(at, pair, {words}, {address}, {column_stride})"
         else:
-            text = f"LoadOfFragment<{dtype}>(at, pair, {words}, {address})"
+            text = f"LoadOfFragment<{dtype}>(at, pair, {words}, {address}, {row_stride})"
         name = self._variable("float2", text)
         for each in "xy":
             self._names[load, each] = f"{name}.{each}"
