@@ -177,6 +177,8 @@ def test_a_sum_of_booleans_is_a_boolean():
         (lambda acc: acc.bfloat16().view(torch.float16), "views torch.bfloat16 as torch.float16"),
         (lambda acc: acc.masked_fill(acc, 0.0), "a boolean mask, not torch.float32; compare it with 0"),
         (lambda acc: torch.where(acc, acc, 0.0), "a boolean condition, not torch.float32"),
+        (lambda acc: acc.to(torch.float8_e4m3fn) * 2, "mul in an epilogue must get no fp8; convert it with .float()"),
+        (lambda acc: torch.relu(acc.to(torch.float8_e5m2)), "relu in an epilogue must get no fp8"),
         (lambda acc: torch.round(acc, decimals=2), "aten::round with decimals=2"),
         (lambda acc: torch.div(acc, 3, rounding_mode="floor"), "aten::div with rounding_mode='floor'"),
         (lambda acc: [acc.view_as(acc), acc.mul_(2)][0], "a value that has views, but mul_"),

@@ -44,6 +44,9 @@ _FLOATING = frozenset(
 )
 """Operators whose result of booleans and integers is float32. Torch refuses booleans for the rest."""
 
+_FLOAT8 = frozenset({"_to_copy", "abs", "eq", "isnan", "ne", "where"})
+"""Operators that torch has for fp8."""
+
 _NEVER_BOOLEAN = frozenset({"elu", "hardtanh", "leaky_relu", "rsub", "softplus", "sub"})
 """Operators for which torch refuses booleans even with numbers that are not."""
 
@@ -58,6 +61,10 @@ def result_of(name: str, arguments: dict[str, Any]) -> torch.Tensor:
     for key in ("condition", "mask"):
         if key in tensors and tensors[key].dtype != torch.bool:
             _refuse(name, f"a boolean {key}, not {tensors[key].dtype}", "compare it with 0")
+    if name not in _FLOAT8 and any(
+        tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2) for tensor in tensors.values()
+    ):
+        _refuse(name, "no fp8", "convert it with .float()")
     dtype = common_dtype(arguments)
     is_boolean = dtype == torch.bool
     if name in _COMPARISONS or name.startswith(("logical_", "is")):
