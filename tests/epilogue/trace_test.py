@@ -333,6 +333,13 @@ def test_numbers_and_scalar_tensors_are_rounded_to_16_bits_where_torch_rounds_th
     assert traced(lambda acc, s: acc * s + 0.1, s) != traced(lambda acc, s: acc * s.bfloat16() + 0.10009765625, s)
 
 
+def test_a_number_below_the_least_of_fp16_is_false():
+    x, tiny = torch.ones(M, N, dtype=torch.float16), torch.tensor(1e-10)
+    assert not torch.logical_and(x, tiny).any()
+    text = written(lambda acc, x: torch.logical_and(x, tiny), x).text
+    assert "(Truth(v0.x) && Truth(0x0.0p+0f))" in text, text
+
+
 @pytest.mark.parametrize(("divisor", "literal"), [(0.1, float.hex(0.10000000149011612) + "f"), (1e39, "INFINITY_F")])
 def test_a_quotient_by_a_number_has_the_reciprocal_of_its_float32(divisor, literal):
     """1 / 1e39 is 0 there, and infinity times 0 is NaN like infinity divided by infinity."""

@@ -27,8 +27,8 @@ def broadcast(*shapes: Sequence[int]) -> tuple[int, ...] | None:
 
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 
-ROUNDED_NUMBERS = _COMPARISONS | {"atan2", "pow"}
-"""Operators that round a Python number to the common dtype of their arguments. Others read it in float32."""
+ROUNDED_NUMBERS = _COMPARISONS | {"atan2", "logical_and", "logical_or", "logical_xor", "pow"}
+"""Operators that round a number to the common dtype of their arguments. Others read it in float32."""
 
 _NOT_PROMOTED = frozenset({"alpha", "condition", "mask", "value"})
 """Arguments that do not change the dtype of the result."""
