@@ -65,20 +65,24 @@ def result_of(name: str, arguments: dict[str, Any]) -> torch.Tensor:
         tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2) for tensor in tensors.values()
     ):
         _refuse(name, "no fp8", "convert it with .float()")
-    dtype = common_dtype(arguments)
+    if name == "masked_fill" and "value" in tensors and tensors["value"].ndim:
+        _refuse(name, f"a value without dimensions, not of shape {list(tensors['value'].shape)}", "use torch.where")
+    dtype, alpha = common_dtype(arguments), arguments.get("alpha", 1)
     is_boolean = dtype == torch.bool
     if name in _COMPARISONS or name.startswith(("logical_", "is")):
         dtype = torch.bool
     elif name == "_to_copy":
         dtype = arguments.get("dtype") or dtype
-    elif name in _NEVER_BOOLEAN and any(tensor.dtype == torch.bool for tensor in tensors.values()):
+    elif name in _NEVER_BOOLEAN and (
+        isinstance(arguments.get("other"), bool) or any(tensor.dtype == torch.bool for tensor in tensors.values())
+    ):
         _refuse(name, "no booleans", "convert them with .float()")
     elif name.startswith("bitwise_"):
         if not is_boolean:
             _refuse(name, "booleans", f"compare the {dtype} values with 0")
     elif dtype in (torch.bool, torch.int64) and name in _FLOATING:
         dtype = torch.float32
-    elif is_boolean and (name not in _BOOLEAN or arguments.get("alpha", 1) < 0):
+    elif is_boolean and (name not in _BOOLEAN or isinstance(alpha, float) or alpha < 0):
         _refuse(name, "no booleans", "convert them with .float()")
     return torch.empty(shape, dtype=dtype, device="meta")
 
