@@ -290,9 +290,10 @@ nb::object FastCall::CallStep(const Launch& launch, PyObject* const* tensors,
     has_entered = true;
   }
   std::array<PyObject*, kMaxTensors> own;
-  const std::size_t num_tensors = launch.tensors.size();
-  for (std::size_t i = 0; i < num_tensors; ++i) own[i] = tensors[launch.tensors[i]];
-  return nb::steal(PyObject_Vectorcall(launch.step.ptr(), own.data(), num_tensors, nullptr));
+  std::size_t size = 0;
+  for (const int position : launch.tensors) own[size++] = tensors[position];
+  for (const nb::object& value : launch.values) own[size++] = value.ptr();
+  return nb::steal(PyObject_Vectorcall(launch.step.ptr(), own.data(), size, nullptr));
 }
 
 PyObject* FastCall::Run(const MadePlan& made, PyObject* const* arguments, TensorView* views) {
@@ -435,6 +436,7 @@ int FastCall::Traverse(visitproc visit, void* arg) const {
     Py_VISIT(made.plan.ptr());
     Py_VISIT(made.device.ptr());
     Py_VISIT(made.direct.step.ptr());
+    for (const nb::object& value : made.direct.values) Py_VISIT(value.ptr());
     for (const Launch& launch : made.launches) Py_VISIT(launch.step.ptr());
     for (const auto& [shape, strides, dtype] : made.outputs) {
       Py_VISIT(shape.ptr());

@@ -1,6 +1,5 @@
 #include "cc/call/made_plan.h"
 
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -38,19 +37,20 @@ bool ReadDirect(const Signature& signature, MadePlan* made) {
   if (!found && !PyErr_ExceptionMatches(PyExc_AttributeError)) return false;
   PyErr_Clear();
   if (!found || found.is_none()) return true;
-  std::pair<nb::object, std::vector<int>> direct;
-  if (!nb::try_cast(found, direct) || PyCallable_Check(direct.first.ptr()) == 0 ||
-      direct.second.size() > static_cast<std::size_t>(kMaxTensors)) {
-    PyErr_Format(
-        PyExc_TypeError,
-        "direct must be a pair of a function and the positions of its tensors, at most %d, "
-        "but is something else; correct the plan",
-        kMaxTensors);
+  std::tuple<nb::object, std::vector<int>, std::vector<nb::object>> direct;
+  auto& [function, tensors, values] = direct;
+  if (!nb::try_cast(found, direct) || PyCallable_Check(function.ptr()) == 0 ||
+      tensors.size() + values.size() > static_cast<std::size_t>(kMaxTensors)) {
+    PyErr_Format(PyExc_TypeError,
+                 "direct must be a function, the positions of its tensors, and the values that it "
+                 "takes after them, at most %d of both, but is something else; correct the plan",
+                 kMaxTensors);
     return false;
   }
-  auto& [function, tensors] = direct;
   if (!ToPositions(signature, &tensors)) return false;
-  made->direct = {std::move(function), nullptr, std::move(tensors), -1, std::nullopt};
+  made->direct.step = std::move(function);
+  made->direct.tensors = std::move(tensors);
+  made->direct.values = std::move(values);
   return true;
 }
 
@@ -115,7 +115,7 @@ bool ReadLaunches(const Signature& signature, nb::handle uint8, MadePlan* made) 
       workspace = Bytes(native->workspace_bytes, uint8);
     }
     made->launches.push_back(
-        {std::move(step), native, std::move(tensors), result, std::move(workspace)});
+        {std::move(step), native, std::move(tensors), {}, result, std::move(workspace)});
   }
   return true;
 }

@@ -40,6 +40,7 @@ struct Launch {
   nb::object step;
   const NativeLaunch* native = nullptr;  // of the capsule `step`; nullptr: `step` is called
   std::vector<int> tensors;
+  std::vector<nb::object> values;  // what a function takes after the tensors
   int result = -1;  // the position of the tensor that `step` returns; -1: it returns none
   std::optional<Output> workspace;  // of `native`
 };

@@ -229,19 +229,19 @@ def test_a_direct_plan_returns_what_its_function_returns(run_with_fake: Any) -> 
 class Direct:
     def __init__(self, *direct):
         self.direct = direct
-def direct(*pair, num_results=1):
-    return fast_call(None, plan=Direct(*pair), num_results=num_results).call
-found = direct(torch.sub, (0, 0))(x).tolist()
+def direct(function, tensors, values=(), num_results=1):
+    return fast_call(None, plan=Direct(function, tensors, values), num_results=num_results).call
+found = [direct(torch.sub, (0, 0))(x).tolist(), direct(torch.clamp, (0,), (None, 0.5))(x).tolist()]
 report([found, [error_of(direct(3, (0,)), x), error_of(direct(torch.neg, (4,)), x)]])
     """)
-    assert found == [0.0] * 4
+    assert found == [[0.0] * 4, [0.5] * 4]
     assert [error["type"] for error in errors] == ["TypeError", "ValueError"]
 
 
 def test_a_direct_plan_takes_negated_views(run_with_fake: Any) -> None:
     given, found, num_slow = run_with_fake(f"""{_SEVERAL}
 class Direct:
-    direct = torch.neg, (0,)
+    direct = torch.neg, (0,), ()
 fast = fast_call(None, plan=Direct(), num_results=1)
 report([x.tolist(), fast.call(torch._neg_view(x)).tolist(), fast.num_slow])
     """)

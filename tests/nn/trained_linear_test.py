@@ -12,6 +12,7 @@ from stoneware.nn.gathered_weight import GatheredWeight
 from stoneware.nn.recipes import RECIPES
 from stoneware.ops import dispatch
 from stoneware.ops.backend import torch_plan
+from stoneware.ops.native_call import Direct
 from stoneware.tuning import policy
 
 K, N = 256, 384
@@ -112,12 +113,12 @@ def torchs(plan):
     def run(a, b, out, scale_a, scale_b, bias):
         plan(a, b, out, scale_a, scale_b, bias)
 
-    def direct(a, b, scale_a, scale_b, bias=None):
+    def direct(a, b, scale_a, scale_b, bias):
         out = torch.empty(a.shape[0], b.shape[1], dtype=torch.bfloat16)
         plan(a, b, out, scale_a, scale_b, bias)
         return out
 
-    return torch_plan(run, (direct, [0, 1, 3, 4]))
+    return torch_plan(run, Direct(direct, [0, 1, 3, 4, 5]))
 
 
 @pytest.mark.parametrize("kind", ["training", "frozen", "feed-forward"])

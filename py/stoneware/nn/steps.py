@@ -182,12 +182,12 @@ class ScaledMM(Op):
     def direct(self, dtype: torch.dtype, plan: Any, shape: Sequence[int]) -> Callable[..., Any] | None:
         if not is_torch_plan(plan) or plan.direct is None:
             return None
-        function, positions = plan.direct
+        function, positions, values = plan.direct
         is_matrix = len(shape) == 2
 
         def run(a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any) -> torch.Tensor:
             arguments = self.arguments(a, b, scale_a, scale_b, bias, None)
-            y: torch.Tensor = function(*[arguments[position] for position in positions])
+            y: torch.Tensor = function(*[arguments[position] for position in positions], *values)
             return y if is_matrix else y.view(shape)
 
         return run
@@ -454,7 +454,7 @@ def native_call(
             if isinstance(plan, NoKernel):
                 nothing = [dense((0,), first.dtype)] * len(outs)
                 is_kept = plan.is_final and native.is_kept()
-                return native.Direct((slow, [*range(num_inputs)])), is_kept, first.device, tuple(nothing)
+                return native.Direct(slow, range(num_inputs)), is_kept, first.device, tuple(nothing)
             for name, output in zip(step.outputs, step_outputs):
                 if name not in inputs:
                     shape, _, dtype = output

@@ -251,7 +251,7 @@ def _make(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, y: N
             _apply, _Kind(recipe, policy.state(), needs_x, needs_weight, needs_bias, forward, backward)
         )
     output = native_call.dense((*x.shape[:-1], weight.shape[0]), x.dtype)
-    return native_call.Direct((function, (0, 1, 2))), native_call.is_kept(), x.device, (output,)
+    return native_call.Direct(function, (0, 1, 2)), native_call.is_kept(), x.device, (output,)
 
 
 def _runs_torch_kernels(

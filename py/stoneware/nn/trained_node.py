@@ -63,7 +63,7 @@ def kind_lookup(make: Callable[..., Any], most: int, num_others: int) -> Callabl
         values = [tensor for tensor in tensors[:most] if tensor is not None]
         check_x(x, values[0].shape[1], (x.dtype,))
         kind = make(x, values, *tensors[most:-1]) if _fit(x, values) else None
-        return native_call.Direct((lambda: kind, ())), native_call.is_kept(), x.device, (_NOTHING,)
+        return native_call.Direct(lambda: kind, ()), native_call.is_kept(), x.device, (_NOTHING,)
 
     num_tensors = 2 + most + num_others
     fast, _ = native_call.build(

@@ -217,9 +217,10 @@ def _make(x: torch.Tensor, *tensors: Any) -> tuple[Any, ...]:
         check(x, weight, (x.dtype,))
     count, output = len(weights), native_call.dense((*x.shape[:-1], 1), x.dtype)
     if not trained_node.fits(x, weights) or (kind := _kind(_native, x, weights, biases)) is None:
-        return native_call.Direct((_no_results, ())), native_call.is_kept(), x.device, (output,)
+        return native_call.Direct(_no_results, ()), native_call.is_kept(), x.device, (output,)
     positions = [0, *range(1, 1 + count), *range(1 + MOST, 1 + MOST + len(biases))]
-    return native_call.Direct((functools.partial(_apply, kind), positions)), native_call.is_kept(), x.device, (output,)
+    function = functools.partial(_apply, kind)
+    return native_call.Direct(function, positions), native_call.is_kept(), x.device, (output,)
 
 
 def _kind(

@@ -184,7 +184,7 @@ def _make(
         function = functools.partial(_apply, _kind(x, weights[:-1], False))
         positions = (0, 1, 3) if up is None else positions
     output = native_call.dense((*x.shape[:-1], len(down)), x.dtype)
-    return native_call.Direct((function, positions)), native_call.is_kept(), x.device, (output,)
+    return native_call.Direct(function, positions), native_call.is_kept(), x.device, (output,)
 
 
 def _by_layers(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeGuard, TypeVar, cast
 
 import torch
 
 from stoneware.kernels.config import REFERENCE, VENDOR, Config
 from stoneware.kernels.manifest import KernelRecord
+from stoneware.ops.native_call import Direct
 from stoneware.runtime.device import Device
 
 Plan = Callable[..., None]
@@ -33,16 +34,15 @@ class TorchPlan(Protocol):
     """A plan that runs torch's own kernels.
 
     Attributes:
-      direct: (a function that returns a new result, the positions of its tensors among the plan's), for calls
-        without out; or None.
+      direct: the same for calls without out, or None.
     """
 
-    direct: tuple[Callable[..., Any], Sequence[int]] | None
+    direct: Direct | None
 
     def __call__(self, *tensors: Any) -> None: ...
 
 
-def torch_plan(run: Any, direct: tuple[Callable[..., Any], Sequence[int]] | None = None) -> TorchPlan:
+def torch_plan(run: Any, direct: Direct | None = None) -> TorchPlan:
     """The function as a TorchPlan: a call through an object with a method would be another call."""
     run.direct = direct
     plan: TorchPlan = run

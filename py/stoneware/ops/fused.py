@@ -394,7 +394,7 @@ class _FusedCalls:
             for out, result in zip(outs, found if self._num_outputs > 1 else (found,)):
                 out.copy_(result)
 
-        return torch_plan(run, (results, list(range(num_tensors))))
+        return torch_plan(run, native_call.Direct(results, range(num_tensors)))
 
 
 def _unfused(

@@ -19,10 +19,21 @@ server that sees every m up to 8192 would otherwise keep them all, for each of i
 
 
 class Direct(NamedTuple):
-    """A plan without launches: a function that takes tensors and returns new results, and the positions of these
-    tensors among the plan's."""
+    """A call of a function that returns new results. It is a plan without launches, or `direct` of one.
 
-    direct: tuple[Callable[..., Any], Sequence[int]]
+    Attributes:
+      function: function(*tensors, *values) -> results.
+      tensors: the positions of its tensors among the plan's.
+      values: what it takes after them. torch's functions read keywords slower.
+    """
+
+    function: Callable[..., Any]
+    tensors: Sequence[int]
+    values: Sequence[Any] = ()
+
+    @property
+    def direct(self) -> Direct:
+        return self
 
 
 Output = tuple[Sequence[int], Sequence[int], torch.dtype]

@@ -3,8 +3,6 @@ cuBLAS on a GPU."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +10,7 @@ import torch
 from stoneware.ops.backend import TorchBackend, TorchPlan, torch_plan
 from stoneware.ops.cuda_context import THREAD, make_current
 from stoneware.ops.matmul import operand_views
+from stoneware.ops.native_call import Direct
 from stoneware.specs.matmul import SPEC, VENDOR
 from stoneware.specs.matmul_problem import Problem
 
@@ -44,19 +43,19 @@ def _plan(problem: Problem) -> TorchPlan:
     return torch_plan(run)
 
 
-def direct(problem: Problem, a: torch.Tensor, b: torch.Tensor) -> tuple[Callable[..., Any], Sequence[int]] | None:
+def direct(problem: Problem, a: torch.Tensor, b: torch.Tensor) -> Direct | None:
     """`TorchPlan.direct` for the operands of a call that are not copied, or None."""
     if problem.out_dtype != problem.a_dtype:
         if problem.has_bias or not a.ndim == b.ndim == 2:
             return None
-        return functools.partial(torch.mm, out_dtype=torch.float32), _OPERANDS
+        return Direct(torch.mm, _OPERANDS, (torch.float32,))
     if a.ndim == b.ndim == 2:
-        return (torch.addmm, _OPERANDS_WITH_BIAS) if problem.has_bias else (torch.mm, _OPERANDS)
+        return Direct(torch.addmm, _OPERANDS_WITH_BIAS) if problem.has_bias else Direct(torch.mm, _OPERANDS)
     if a.ndim == b.ndim == 3 and a.shape[0] == b.shape[0] > 1:
-        return (torch.baddbmm, _OPERANDS_WITH_BIAS) if problem.has_bias else (torch.bmm, _OPERANDS)
+        return Direct(torch.baddbmm, _OPERANDS_WITH_BIAS) if problem.has_bias else Direct(torch.bmm, _OPERANDS)
     # torch.matmul makes one matmul of all rows, as the problem is.
     is_folded = b.ndim == 2 and a.ndim > 2 and a.is_contiguous() and not problem.has_bias
-    return (torch.matmul, _OPERANDS) if is_folded else None
+    return Direct(torch.matmul, _OPERANDS) if is_folded else None
 
 
 _OPERANDS = tuple(map(SPEC.plan_order.index, ("a", "b")))

@@ -14,6 +14,7 @@ import torch
 from stoneware.ops import tensor_checks
 from stoneware.ops.backend import Conversion, Plan, TorchBackend, torch_plan
 from stoneware.ops.cuda_context import THREAD, make_current
+from stoneware.ops.native_call import Direct
 from stoneware.ops.tensor_checks import Copy
 from stoneware.runtime.device import Device
 from stoneware.runtime.dtypes import TORCH_DTYPES
@@ -96,14 +97,17 @@ def _plan_matrix_scales(problem: Problem) -> Plan:
             make_current()
         scaled_mm(a, b, scale_a, scale_b, bias=bias, out_dtype=out_dtype, use_fast_accum=use_fast_accum, out=out)
 
-    function = functools.partial(scaled_mm, out_dtype=out_dtype, use_fast_accum=use_fast_accum)
-    return torch_plan(run, (function, _inputs(problem)))
+    return torch_plan(run, _direct(problem, use_fast_accum))
 
 
-def _inputs(problem: Problem) -> list[int]:
-    """The positions of the inputs among the tensors of a plan."""
-    names = ("a", "b", "scale_a", "scale_b", *(("bias",) if problem.has_bias else ()))
-    return [SPEC.plan_order.index(name) for name in names]
+def _direct(problem: Problem, use_fast_accum: bool) -> Direct:
+    """A call of torch._scaled_mm."""
+    scale_result = None
+    return Direct(torch._scaled_mm, _INPUTS, (scale_result, TORCH_DTYPES[problem.out_dtype], use_fast_accum))
+
+
+_INPUTS = [SPEC.plan_order.index(name) for name in ("a", "b", "scale_a", "scale_b", "bias")]
+"""The positions of the inputs among the tensors of a plan. A bias may be None."""
 
 
 _COPY_US, _COPY_BYTES_PER_US = 1.4, 0.6e6
@@ -195,11 +199,10 @@ def _plan_block_scales(problem: Problem) -> Plan:
     if not is_1d and layout_a is layout_b is None and rows == blocks:
         # It tells these scales from others by their shapes, without lists, which take longer to read. Columns of
         # scale_b that end with zeros it refuses.
-        function = functools.partial(torch._scaled_mm, out_dtype=out_dtype)
-        return torch_plan(run, (function, _inputs(problem)))
+        return torch_plan(run, _direct(problem, use_fast_accum=False))
 
     def direct(
-        a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, bias: torch.Tensor | None = None
+        a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         if is_1d:
             scale_b = scale_b.t()
@@ -209,7 +212,7 @@ def _plan_block_scales(problem: Problem) -> Plan:
             scale_a = layout_a(scale_a)
         return scaled_mm(a, b, [scale_a], recipe_a, [], [scale_b], recipe_b, [], bias, out_dtype)
 
-    return torch_plan(run, (direct, _inputs(problem)))
+    return torch_plan(run, Direct(direct, _INPUTS))
 
 
 class _Vendor(TorchBackend):
