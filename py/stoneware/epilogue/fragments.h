@@ -172,33 +172,81 @@ DEVICE void StoreHalfOfFragment(const Place& at, const EpiloguePair& pair, unsig
   }
 }
 
-// As StoreRowMax, with fewer atomic operations.
-DEVICE void StoreRowMaxOfRun(const Place& at, unsigned* words, float* output, float x, float y) {
+// The maxima of the rows that a warp has of a tile, with values along m. Eight rows come at a time.
+// A lane keeps one of each four maxima, and the warp raises the output at the end, 32 rows in one
+// atomic operation: with one for each eight rows, warps that end together wait for each other.
+struct RowMaxAlongM {
+  static constexpr int kMostRows = 256;
+  static constexpr int kKept = kMostRows / 32;
+
+  unsigned words[2];  // x and y of the first eight n
+  int num_eights;     // of rows, so far
+  unsigned kept[kKept];
+
+  DEVICE void Add(float largest) {
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) {
+      kept[i] = num_eights == 4 * i + Lane() / 8 ? __float_as_uint(largest) : kept[i];
+    }
+    ++num_eights;
+  }
+
+  // `m` is one past the last of the rows, and `turn` says with which of them to begin.
+  DEVICE void Raise(float* output, long long m, int turn, int m_end) {
+    const int num_kept = (num_eights + 3) / 4, first = turn % num_kept;
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) {
+      if (i >= num_kept) continue;
+      const int at = first + i < num_kept ? first + i : first + i - num_kept;
+      unsigned value = kept[0];
+#pragma unroll
+      for (int j = 1; j < kKept; ++j) value = at == j ? kept[j] : value;
+      const int eight = 4 * at + Lane() / 8;
+      const long long row = m + 8 * (eight - num_eights) + 2 * (Lane() % 4) + Lane() / 4 % 2;
+      if (eight < num_eights && row < m_end) RaiseTo(output + row, __uint_as_float(value));
+    }
+    num_eights = 0;
+  }
+};
+
+// As StoreRowMax, with fewer atomic operations. The words begin where a RowMaxAlongM may.
+DEVICE void StoreRowMaxOfRun(const Place& at, const EpiloguePair& pair, unsigned* words,
+                             float* output, float x, float y) {
+  if (at.is_along_m) {
+    auto* const maxima = reinterpret_cast<RowMaxAlongM*>(words);
+    const long long first_m = at.m - 2 * (Lane() % 4);  // of eight
+    if (at.slot < 0) {
+      StoreRowMax(at, output, x, y);
+      if (at.is_last && !at.is_first && maxima->num_eights > 0) {
+        maxima->Raise(output, first_m, pair.n / 16, pair.m_end);
+      }
+      return;
+    }
+    if (at.is_first && at.slot == 0) maxima->num_eights = 0;
+    x = at.has_x ? x : -INFINITY_F;
+    y = at.has_y ? y : -INFINITY_F;
+    if (at.slot % 2 == 0) {
+      maxima->words[0] = __float_as_uint(x);
+      maxima->words[1] = __float_as_uint(y);
+      return;
+    }
+    x = Max(x, __uint_as_float(maxima->words[0]));
+    y = Max(y, __uint_as_float(maxima->words[1]));
+    // Lanes with an odd n take y, the others x.
+    const bool has_y = (Lane() & 4) != 0;
+    const float largest = Max(has_y ? y : x, __shfl_xor_sync(0xffffffff, has_y ? x : y, 4));
+    maxima->Add(MaxOfLanes(largest, 8, 16));
+    if (at.is_last && at.slot == 3) {
+      maxima->Raise(output, first_m + 8, pair.n / 16, pair.m_end);
+    }
+    return;
+  }
   if (at.slot < 0) {
     StoreRowMax(at, output, x, y);
     return;
   }
-  x = at.has_x ? x : -INFINITY_F;
-  y = at.has_y ? y : -INFINITY_F;
+  float largest = Max(at.has_x ? x : -INFINITY_F, at.has_y ? y : -INFINITY_F);
   const int j = at.slot % 2;
-  if (at.is_along_m) {
-    if (j == 0) {
-      words[0] = __float_as_uint(x);
-      words[1] = __float_as_uint(y);
-      return;
-    }
-    x = Max(x, __uint_as_float(words[0]));
-    y = Max(y, __uint_as_float(words[1]));
-    // Lanes with an odd n take y, the others x.
-    const bool has_y = (Lane() & 4) != 0;
-    float largest = Max(has_y ? y : x, __shfl_xor_sync(0xffffffff, has_y ? x : y, 4));
-    largest = MaxOfLanes(largest, 8, 16);
-    if (Lane() < 8 && (has_y ? at.has_row_y : at.has_row_x)) {
-      RaiseTo(output + at.m + has_y, largest);
-    }
-    return;
-  }
-  float largest = Max(x, y);
   if (!at.is_first || at.slot >= 2) largest = Max(largest, __uint_as_float(words[j]));
   words[j] = __float_as_uint(largest);
   if (!at.is_last || at.slot < 2) return;

@@ -38,6 +38,9 @@ _WORD = 8
 _STATE_WORDS = 64
 """EpilogueState::kWords of cc/gemm/epilogue_sm90.h."""
 
+_ROW_MAX_WORDS = 11
+"""Those of RowMaxAlongM of fragments.h."""
+
 _DTYPES = {
     torch.float32: "Float32",
     torch.bfloat16: "BFloat16",
@@ -132,9 +135,9 @@ class _Writer:
         parameters = bytes(self._parameters).ljust(PARAMETER_BYTES, b"\0")
         return Source(text, parameters, tuple(self._inputs), tuple(self._outputs))
 
-    def _words(self) -> str | None:
-        """Four words of the state; None if all are taken."""
-        first, self._num_words = self._num_words, self._num_words + 4
+    def _words(self, count: int = 4) -> str | None:
+        """Words of the state; None if too many are taken."""
+        first, self._num_words = self._num_words, self._num_words + count
         return None if self._num_words > _STATE_WORDS else f"state->words + {first}"
 
     def _store(self, output: Output) -> str:
@@ -143,8 +146,8 @@ class _Writer:
         if output.kind == "row_max" and output.is_half:
             return "StoreHalfRowMax(at"
         if output.kind == "row_max":
-            words = self._words()
-            return f"StoreRowMaxOfRun(at, {words}" if words else "StoreRowMax(at"
+            words = self._words(_ROW_MAX_WORDS)
+            return f"StoreRowMaxOfRun(at, pair, {words}" if words else "StoreRowMax(at"
         if output.kind == "half":
             words = self._words() if item_bytes <= 2 else None
             return f"StoreHalfOfFragment<{dtype}>(at, pair, {words}" if words else f"StoreHalf<{dtype}>(at"
